@@ -28,6 +28,7 @@ from dipole.core.utils import process
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.launched import first_node, launched
 from dipole.core.utils.process import describe_self, is_gone
+from tests.runs import refused as fails
 from tests.systems import POSIX, posix
 
 SCRIPT = Path(__file__).with_name("blobs_domain.py")
@@ -47,8 +48,7 @@ def test_a_process_alone_and_one_of_torchrun():
     assert (here.rank, here.size, here.local_rank, here.local_size) == (3, 8, 1, 2)
     assert (here.address, here.port, here.hosted) == ("h", 7, True)
     for rank, said in (("x", "RANK = 'x'"), ("2", "number 2 of 2")):
-        with pytest.raises(ConfigError, match=said):
-            launched({"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "h"})
+        fails(ConfigError, said, launched, {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "h"})
 
 
 def test_steps_of_srun_and_the_script_of_sbatch():
@@ -101,8 +101,7 @@ def test_a_process_that_is_gone_is_known():
 def test_what_a_launcher_asks_for_and_the_loop_would_leave_out(blobs, monkeypatch, variables, setting, said):
     for each in variables.split():
         monkeypatch.setenv(*each.split("="))
-    with pytest.raises(ConfigError, match=said):
-        launch(load_recipe(blobs, [setting]).config)
+    fails(ConfigError, said, launch, load_recipe(blobs, [setting]).config)
 
 
 def test_accelerates_own_words_for_what_the_recipe_says_and_devices_that_are_none(blobs, monkeypatch):
@@ -110,12 +109,10 @@ def test_accelerates_own_words_for_what_the_recipe_says_and_devices_that_are_non
         monkeypatch.setenv(f"ACCELERATE_{name}", value)
     processes = launch(load_recipe(blobs, ["train.precision=bf16-mixed"]).config)
     assert (processes.device.type, processes.size) == ("cpu", 1)
-    with pytest.raises(ConfigError, match="accelerate launch --cpu"):
-        pick_device("cuda")
+    fails(ConfigError, "accelerate launch --cpu", pick_device, "cuda")
     monkeypatch.delenv("ACCELERATE_USE_CPU")
     for name in ("tpu", "meta", "cuda:-1", "CPU", ""):
-        with pytest.raises(ConfigError, match=f"device: '{name}' is none. Allowed: auto, cpu, cuda, cuda:1, mps"):
-            pick_device(name)
+        fails(ConfigError, f"device: '{name}' is none. Allowed: auto, cpu, cuda, cuda:1, mps", pick_device, name)
 
 
 @pytest.mark.parametrize("which", [each for each in HANDLED if each != signal.SIGINT])
@@ -205,8 +202,7 @@ def test_a_signal_to_one_rank_ends_both_at_one_step_and_one_process_goes_on(blob
 @posix
 def test_launchers_pass_on_what_came_already(blobs, tmp_path, monkeypatch):
     at_batch(monkeypatch, {3: lambda: list(map(signal.raise_signal, (signal.SIGUSR1, signal.SIGTERM)))})
-    with pytest.raises(RunInterruptedError, match="after step 3 of 10; the checkpoint is saved"):
-        quiet(blobs, runs=tmp_path)
+    fails(RunInterruptedError, "after step 3 of 10; the checkpoint is saved", quiet, blobs, runs=tmp_path)
 
 
 def test_a_signal_before_the_first_step_ends_at_once(blobs, monkeypatch, capsys):

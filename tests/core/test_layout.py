@@ -31,6 +31,7 @@ from dipole.core.utils.hub import without_retry_messages
 from dipole.core.utils.seeding import STREAMS, Seeds, isolated, rng_state, seed_everything, set_rng_state
 from dipole.core.utils.text import number, results_table
 from dipole.core.utils.transfer import constant, prefetched, tensors_in, to_device
+from tests.runs import refused
 
 ROOT = Path(__file__).resolve().parents[2]
 ALLOWED = {
@@ -74,6 +75,10 @@ def test_packages_are_installed_and_imported_under_one_name():
             if isinstance(node, ast.ImportFrom) and node.module:
                 assert node.module.split(".")[0] not in ALLOWED, path
         assert path.parent in SCRIPTS or not re.search(rf"dipole\.benchmarks\.({scripts})\b", path.read_text()), path
+        drawn = re.search(r"^(import|from) (matplotlib|altair)\b", path.read_text(), re.MULTILINE)
+        assert path not in FILES["core"] or not drawn, (
+            f"only extras install a chart library: {path} must import it late"
+        )
 
 
 def layers():
@@ -109,13 +114,6 @@ def test_nobody_asks_for_a_framework_or_an_objective_by_name(folder):
                 asked = node.left.attr in ("method", "registered_name", "objective")
                 texts = [each.value for each in node.comparators if isinstance(each, ast.Constant)]
                 assert not asked or not [text for text in texts if text and text != "none"], (path, node.lineno)
-
-
-def test_core_needs_no_chart_library():
-    """Only the extras that draw install one: core imports it inside the functions that draw."""
-    for path in FILES["core"]:
-        assert not re.search(r"^(import|from) (matplotlib|altair)\b", path.read_text(), re.MULTILINE), path
-    assert not any(line.startswith(("matplotlib", "altair")) for line in PROJECT["project"]["dependencies"])
 
 
 def test_the_places_that_contributing_names_exist():
@@ -227,18 +225,12 @@ def test_several_samples_are_redrawn_each_by_itself_and_covered_as_often_as_it_s
     assert np.ptp(bootstrap_interval([*samples[0], *samples[1]])) > 2
     intervals = [bootstrap_interval(generator.normal(size=40), draws=400, seed=i) for i in range(200)]
     assert 0.88 <= np.mean([low <= 0 <= high for low, high in intervals]) <= 0.99
-
-
-def test_samples_without_an_interval_and_wrong_settings():
     assert all(map(isnan, bootstrap_interval([3.0])))
     assert all(map(isnan, bootstrap_interval([[3.0], [4.0]], "iqm")))
-    with pytest.raises(ConfigError, match="between 0 and 1"):
-        bootstrap_interval([1.0, 2.0], confidence=95)
-    with pytest.raises(ConfigError, match="mean, iqm"):
-        bootstrap_interval([1.0, 2.0], "median")
+    refused(ConfigError, "between 0 and 1", bootstrap_interval, [1.0, 2.0], confidence=95)
+    refused(ConfigError, "mean, iqm", bootstrap_interval, [1.0, 2.0], "median")
     for wrong in ([], [1.0, float("nan")], ["a"], [[1.0], []], [[[1.0, 2.0]]]):
-        with pytest.raises(DataError, match="finite numbers"):
-            bootstrap_interval(wrong)
+        refused(DataError, "finite numbers", bootstrap_interval, wrong)
 
 
 def drawn_numbers() -> tuple[float, float, float]:
@@ -293,10 +285,8 @@ def test_exports_what_a_plugin_author_needs():
         assert all(callable(getattr(module, name)) or module is dipole for name in module.__all__)
     for name in ("evaluation", "evaluation.diagnostics", "evaluation.probes"):
         assert import_module(f"dipole.{name}") is import_module(f"dipole.core.{name}")
-    with pytest.raises(AttributeError, match=r"no attribute 'objectiv'; it has .*objective"):
-        dipole.objectiv  # noqa: B018
-    with pytest.raises(AttributeError, match=r"no attribute 'knn'; it has .*knn_probe"):
-        dipole.evaluation.knn  # noqa: B018
+    for module, name, near in ((dipole, "objectiv", "objective"), (dipole.evaluation, "knn", "knn_probe")):
+        refused(AttributeError, f"no attribute '{name}'; it has .*{near}", getattr, module, name)
     listed = "import sys, dipole, dipole.core.evaluation as evaluation; dir(dipole); dir(evaluation)"
     loaded = f"{listed}; assert not {{'torch', 'numpy'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", loaded], check=True)

