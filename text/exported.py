@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     import torch
@@ -123,8 +123,8 @@ def _leave_prompt_out(tokenizer: Any, prompt: str) -> None:
     """Take the normalizer that adds the prompt, which comes first, out of a tokenizer."""
     from tokenizers.normalizers import Prepend, Sequence
 
-    parts: list[Any] = [tokenizer.normalizer]
-    if hasattr(parts[0], "__iter__"):  # a Sequence
-        parts = [*parts[0]]
+    parts = [tokenizer.normalizer]
+    if isinstance(tokenizer.normalizer, Sequence):
+        parts = [*cast(Any, tokenizer.normalizer)]
     if parts and isinstance(parts[0], Prepend) and parts[0].prepend == prompt:
         tokenizer.normalizer = Sequence(parts[1:])
