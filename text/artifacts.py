@@ -23,7 +23,7 @@ from dipole.core.utils.received import read_json
 from dipole.text import encoders
 from dipole.text.config import TextSettings
 from dipole.text.data import Data, RunningText, TableData
-from dipole.text.encoders.tail import Pooled
+from dipole.text.encoders.networks import Pooled
 from dipole.text.model import build_model, with_head
 from dipole.text.pair_table import PairTable
 from dipole.text.sentences import Sentences

@@ -16,9 +16,8 @@ from dipole.core.utils.freezing import Freeze, fix_unused
 from dipole.core.utils.modes import in_mode
 from dipole.text.config import TextSettings
 from dipole.text.encoders import BagOfWords, Batch, Channels, Chunk, Encoder, SentenceModel, Transformer, WordGRU
-from dipole.text.encoders.networks import Pooling
+from dipole.text.encoders.networks import Pooled, Pooling
 from dipole.text.encoders.sentence_folder import with_modules
-from dipole.text.encoders.tail import Pooled
 from dipole.text.vocabulary import Tokens, expand, read_vectors, words_vocabulary
 
 LONG = 200  # tokens

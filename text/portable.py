@@ -16,7 +16,7 @@ from dipole.text.encoders.modeling_dipole import DipoleSentenceConfig, DipoleSen
 from dipole.text.vocabulary import PROMPT, Tokens, copied
 
 # Files that let a folder work without dipole.
-CODE = ("modeling_dipole.py", "networks.py", "batch.py", "tail.py")
+CODE = ("modeling_dipole.py", "networks.py", "batch.py")
 TASK = "sentence-similarity"
 
 PROBE = ["A sentence.", "", "A somewhat longer sentence, to see whether padding is left out !", "unheardofword"]

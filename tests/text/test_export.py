@@ -27,7 +27,7 @@ from dipole.text import encoders
 from dipole.text.config import TextSettings
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders.batch import make_batch
-from dipole.text.encoders.tail import POOLING
+from dipole.text.encoders.networks import POOLING
 from dipole.text.export import export_as
 from dipole.text.export.sentence_transformers import export_sentence_transformer
 from dipole.text.exported import open_folder

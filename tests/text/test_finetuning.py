@@ -25,7 +25,7 @@ from dipole.text.adapter import TextAdapter
 from dipole.text.config import TextSettings
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders.batch import make_batch
-from dipole.text.encoders.tail import POOLING, Pooled
+from dipole.text.encoders.networks import POOLING, Pooled
 from dipole.text.export import export_as
 from dipole.text.exported import open_folder
 from dipole.text.model import build_model, build_transformer, limit_of

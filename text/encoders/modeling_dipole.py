@@ -1,6 +1,6 @@
 """A sentence encoder as a model of transformers, of the type "dipole_sentence".
 
-An exported folder holds a copy of this file and of the three it imports, so that it loads without dipole:
+An exported folder holds a copy of this file and of the two it imports, so that it loads without dipole:
 `SentenceTransformer(folder, trust_remote_code=True)`.
 """
 

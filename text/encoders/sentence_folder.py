@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.pickles import UNASKED, allowed, read_pickle, refusal
-from dipole.text.encoders.networks import Encoder
-from dipole.text.encoders.tail import POOLING, Pooled
+from dipole.text.encoders.networks import POOLING, Encoder, Pooled
 from dipole.text.vocabulary import Tokens, copied
 
 NO_LIMIT = 1_000_000  # transformers writes a very large number where there is none

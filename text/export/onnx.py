@@ -12,8 +12,7 @@ from dipole.core.train.onnx_file import FILE, OUTPUT, TOLERANCE, write_onnx
 from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import BagOfWords, Channels, Projected, SentenceModel, Transformer, WordGRU
-from dipole.text.encoders.networks import pooled
-from dipole.text.encoders.tail import Pooled
+from dipole.text.encoders.networks import Pooled, pooled
 from dipole.text.exported import open_folder
 from dipole.text.portable import TASK, fast_tokenizer, parts_scaled, probe_of, projected, shown, truncated
 
