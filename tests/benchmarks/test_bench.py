@@ -187,30 +187,27 @@ def test_a_folder_that_takes_no_log_fails_the_job_and_not_the_suite(tmp_path, en
     assert "A file is in the place of a folder" in found[0].message
 
 
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        (["bench", "no-such-suite"], "no-such-suite"),
-        (["bench", "demo", "--scale", "huge"], "huge"),
-        (["report", "nowhere"], "nowhere"),
-        (["report", "nowhere", "-o", "x.pdf"], "give a name ending in .html or .md"),
-        (["report", ".", "-o", ""], "-o"),
-        (["report", ".", "-o", ".html"], "-o"),
-        (["demo", "-o", "x.pdf"], "give a name ending in .html or .md"),
-        (["bench", "tiny.toml"], "dcl"),
-        (["bench", "--effect", "1"], "--effect"),
-        (["bench", "--seeds", "2"], "--seeds"),
-        (["bench", "demo", "--plan", "--effect", "0"], "--effect"),
-        (["bench", "--within", "2"], "--within belongs to --all"),
-        (["bench", "demo", "--all"], "--all"),
-        (["bench", "--all", "--within", "0"], "--within"),
-        (["results", "add", "x"], "dipole results: error:"),
-        (["results", "list", "x", "--to", "y"], "dipole results: error:"),
-        (["bench", "lmcl-table5-500k", "--plan", "--scale", "small"], "Add --scale paper."),
-        (["show", "infonce", "--expand"], "is none"),
-        (["show", "lmcl-tabel5", "--expand"], "'lmcl-table5'"),
-    ],
-)
+@pytest.mark.parametrize(("command", "said"), [
+    (["bench", "no-such-suite"], "no-such-suite"),
+    (["bench", "demo", "--scale", "huge"], "huge"),
+    (["report", "nowhere"], "nowhere"),
+    (["report", "nowhere", "-o", "x.pdf"], "give a name ending in .html or .md"),
+    (["report", ".", "-o", ""], "-o"),
+    (["report", ".", "-o", ".html"], "-o"),
+    (["demo", "-o", "x.pdf"], "give a name ending in .html or .md"),
+    (["bench", "tiny.toml"], "dcl"),
+    (["bench", "--effect", "1"], "--effect"),
+    (["bench", "--seeds", "2"], "--seeds"),
+    (["bench", "demo", "--plan", "--effect", "0"], "--effect"),
+    (["bench", "--within", "2"], "--within belongs to --all"),
+    (["bench", "demo", "--all"], "--all"),
+    (["bench", "--all", "--within", "0"], "--within"),
+    (["results", "add", "x"], "dipole results: error:"),
+    (["results", "list", "x", "--to", "y"], "dipole results: error:"),
+    (["bench", "lmcl-table5-500k", "--plan", "--scale", "small"], "Add --scale paper."),
+    (["show", "infonce", "--expand"], "is none"),
+    (["show", "lmcl-tabel5", "--expand"], "'lmcl-table5'"),
+])  # fmt: skip
 def test_bad_requests_are_one_message(command, said, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path, [("infonce", "infonce"), ("dcl", "dlc")])
@@ -241,20 +238,17 @@ def test_workers_have_their_threads_and_gpus(monkeypatch, tmp_path, asked, threa
 SENTENCES, DIGITS = "pydoc-bow", "digits-simclr"
 
 
-@pytest.mark.parametrize(
-    ("recipe", "setting", "said"),
-    [
-        (SENTENCES, "text.senteval=data/senteval", "dipole data get senteval"),
-        (SENTENCES, "text.corpus=no.txt", "no corpus at no.txt"),
-        (SENTENCES, "text.corpus=wiki3029/wiki3029.jsonl.gz", "`dipole data wiki3029 --help`"),
-        (SENTENCES, "text.labelled=no.jsonl", "no labelled documents at no.jsonl"),
-        (DIGITS, "vision.data.source=data/cifar10/train.npz", "dipole data get cifar10"),
-        (DIGITS, "vision.data.test=gone/test.npz", "no data at gone/test.npz"),
-        (DIGITS, "vision.data.source=./images", r"no data at './images'"),
-        (DIGITS, "vision.data.source=imagenet", "then add --set vision.data.source=FOLDER"),
-        (DIGITS, "vision.data.source=wds:x-{000..002}.tar", "3 of 3 shards are missing"),
-    ],
-)
+@pytest.mark.parametrize(("recipe", "setting", "said"), [
+    (SENTENCES, "text.senteval=data/senteval", "dipole data get senteval"),
+    (SENTENCES, "text.corpus=no.txt", "no corpus at no.txt"),
+    (SENTENCES, "text.corpus=wiki3029/wiki3029.jsonl.gz", "`dipole data wiki3029 --help`"),
+    (SENTENCES, "text.labelled=no.jsonl", "no labelled documents at no.jsonl"),
+    (DIGITS, "vision.data.source=data/cifar10/train.npz", "dipole data get cifar10"),
+    (DIGITS, "vision.data.test=gone/test.npz", "no data at gone/test.npz"),
+    (DIGITS, "vision.data.source=./images", r"no data at './images'"),
+    (DIGITS, "vision.data.source=imagenet", "then add --set vision.data.source=FOLDER"),
+    (DIGITS, "vision.data.source=wds:x-{000..002}.tar", "3 of 3 shards are missing"),
+])  # fmt: skip
 def test_missing_data_is_reported_before_anything_is_made(recipe, setting, said, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path, ROWS[:1], recipe=recipe, set=())
@@ -267,13 +261,10 @@ def test_missing_data_is_reported_before_anything_is_made(recipe, setting, said,
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("recipe", "data", "setting"),
-    [
-        ("cifar10-simclr", "cifar10", "vision.data.source=data/cifar10/train.npz"),
-        ("quick-thoughts", "bookcorpus", "text.corpus=data/bookcorpus"),
-    ],
-)
+@pytest.mark.parametrize(("recipe", "data", "setting"), [
+    ("cifar10-simclr", "cifar10", "vision.data.source=data/cifar10/train.npz"),
+    ("quick-thoughts", "bookcorpus", "text.corpus=data/bookcorpus"),
+])  # fmt: skip
 def test_a_set_of_the_hub_without_a_network_names_the_command(recipe, data, setting, tmp_path, capsys, monkeypatch):
     import datasets
     import huggingface_hub

@@ -69,18 +69,15 @@ def test_there_are_55_and_each_has_kinds_whose_every_part_names_its_parameters()
     assert not any(claim.not_tested for claim in CLAIMS.values() if claim.tests)
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"kind": "within"}, "needs margin"),
-        ({"kind": "closeness"}, "unknown kind 'closeness'"),
-        ({"kind": "all", "margin": 1.0}, "no parameter margin"),
-        ({"kind": "between", "low": 2.0, "high": 1.0}, "must be below"),
-        ({"kind": "ratio", "low": 0.0, "high": 1.0}, "above 0"),
-        ({"kind": "within", "margin": -1.0}, "must be above 0"),
-        ({"kind": "about", "amount": 1.0, "low": 0.0, "high": 2.0, "margin": 1.0}, "either an amount"),
-    ],
-)
+@pytest.mark.parametrize(("given", "said"), [
+    ({"kind": "within"}, "needs margin"),
+    ({"kind": "closeness"}, "unknown kind 'closeness'"),
+    ({"kind": "all", "margin": 1.0}, "no parameter margin"),
+    ({"kind": "between", "low": 2.0, "high": 1.0}, "must be below"),
+    ({"kind": "ratio", "low": 0.0, "high": 1.0}, "above 0"),
+    ({"kind": "within", "margin": -1.0}, "must be above 0"),
+    ({"kind": "about", "amount": 1.0, "low": 0.0, "high": 2.0, "margin": 1.0}, "either an amount"),
+])  # fmt: skip
 def test_a_part_without_its_parameters_is_refused(given, said):
     with pytest.raises(ValueError, match=said):
         ClaimPart(**given)
@@ -112,29 +109,26 @@ CIFAR = ("CIFAR-10", "CIFAR-100", "STL-10")
 ARORA = ("avg-2", "avg-5", "top-5", "top-1")
 
 
-@pytest.mark.parametrize(
-    ("id_", "gaps", "given", "verdict"),
-    [
-        ("arora-c04", dict.fromkeys(ARORA, 40.0), {}, DIFFERS),  # within two
-        ("arora-c04", dict.fromkeys(ARORA, 0.4), {}, AGREES),
-        ("cacr-c32", dict.fromkeys(CIFAR, 30.0), {}, DIFFERS),  # comparable
-        ("cacr-c32", dict.fromkeys(CIFAR, -30.0), {}, DIFFERS),
-        ("cacr-c28", {"ImageNet-100": 0.47, "ImageNet-1K": 0.47}, {}, DIFFERS),  # at least 1.74 and 0.6
-        ("cacr-c28", {"ImageNet-100": 2.5, "ImageNet-1K": 1.5}, {}, AGREES),
-        ("cacr-c16", dict.fromkeys(CIFAR, 4.98), {"noise": 0.002}, DIFFERS),  # more than 5
-        ("cacr-c16", dict.fromkeys(CIFAR, 4.98), {"noise": 0.5}, UNDECIDED),
-        ("cacr-c16", dict.fromkeys(CIFAR, 6.0), {}, AGREES),
-        # A printed effect beyond the bound of the metric has no room.
-        ("cacr-c28", {"ImageNet-100": 0.4, "ImageNet-1K": 0.4}, {"level": 99.0}, NO_ROOM),  # prints 1.86 and 0.9
-        ("cacr-c28", dict.fromkeys(("ImageNet-100", "ImageNet-1K"), -4.0), {"level": 99.5}, NO_ROOM),  # nor for a loss
-        ("cacr-c28", {"ImageNet-100": 0.4, "ImageNet-1K": 0.4}, {"level": 96.0}, DIFFERS),
-        ("arora-c04", dict.fromkeys(ARORA, 0.1), {"level": 99.5}, NO_ROOM),  # within two, at the ceiling anything is
-        ("arora-c04", dict.fromkeys(ARORA, 0.1), {"level": 95.0}, AGREES),
-        ("cacr-c32", dict.fromkeys(CIFAR, 0.1), {"level": 99.5}, NO_ROOM),
-        ("lmcl-c10", {}, {"level": 999.0}, NO_ROOM),  # scores end at 1000
-        ("lmcl-c10", {}, {"level": 900.0}, UNDECIDED),
-    ],
-)
+@pytest.mark.parametrize(("id_", "gaps", "given", "verdict"), [
+    ("arora-c04", dict.fromkeys(ARORA, 40.0), {}, DIFFERS),  # within two
+    ("arora-c04", dict.fromkeys(ARORA, 0.4), {}, AGREES),
+    ("cacr-c32", dict.fromkeys(CIFAR, 30.0), {}, DIFFERS),  # comparable
+    ("cacr-c32", dict.fromkeys(CIFAR, -30.0), {}, DIFFERS),
+    ("cacr-c28", {"ImageNet-100": 0.47, "ImageNet-1K": 0.47}, {}, DIFFERS),  # at least 1.74 and 0.6
+    ("cacr-c28", {"ImageNet-100": 2.5, "ImageNet-1K": 1.5}, {}, AGREES),
+    ("cacr-c16", dict.fromkeys(CIFAR, 4.98), {"noise": 0.002}, DIFFERS),  # more than 5
+    ("cacr-c16", dict.fromkeys(CIFAR, 4.98), {"noise": 0.5}, UNDECIDED),
+    ("cacr-c16", dict.fromkeys(CIFAR, 6.0), {}, AGREES),
+    # A printed effect beyond the bound of the metric has no room.
+    ("cacr-c28", {"ImageNet-100": 0.4, "ImageNet-1K": 0.4}, {"level": 99.0}, NO_ROOM),  # prints 1.86 and 0.9
+    ("cacr-c28", dict.fromkeys(("ImageNet-100", "ImageNet-1K"), -4.0), {"level": 99.5}, NO_ROOM),  # nor for a loss
+    ("cacr-c28", {"ImageNet-100": 0.4, "ImageNet-1K": 0.4}, {"level": 96.0}, DIFFERS),
+    ("arora-c04", dict.fromkeys(ARORA, 0.1), {"level": 99.5}, NO_ROOM),  # within two, at the ceiling anything is
+    ("arora-c04", dict.fromkeys(ARORA, 0.1), {"level": 95.0}, AGREES),
+    ("cacr-c32", dict.fromkeys(CIFAR, 0.1), {"level": 99.5}, NO_ROOM),
+    ("lmcl-c10", {}, {"level": 999.0}, NO_ROOM),  # scores end at 1000
+    ("lmcl-c10", {}, {"level": 900.0}, UNDECIDED),
+])  # fmt: skip
 def test_gaps_are_compared_with_the_bound(id_, gaps, given, verdict):
     outcome = judge_claim(CLAIMS[id_], with_gaps(id_, gaps, **given))
     assert outcome.verdict == verdict

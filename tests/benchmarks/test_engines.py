@@ -69,15 +69,11 @@ class Killer(threading.Thread):
                     self.killed.append(pid)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: PoolEngine(jobs=1, threads=1),
-        pytest.param(lambda: LocalEngine(jobs=2, threads=1, gpus=[]), marks=pytest.mark.slow),
-        pytest.param(lambda: SlurmEngine(2, 1, cluster="local"), marks=pytest.mark.slow),
-    ],
-    ids=["pool", "local", "slurm"],
-)
+@pytest.mark.parametrize("make", [
+    lambda: PoolEngine(jobs=1, threads=1),
+    pytest.param(lambda: LocalEngine(jobs=2, threads=1, gpus=[]), marks=pytest.mark.slow),
+    pytest.param(lambda: SlurmEngine(2, 1, cluster="local"), marks=pytest.mark.slow),
+], ids=["pool", "local", "slurm"])  # fmt: skip
 def test_a_killed_worker_is_replaced_and_its_run_goes_on_from_its_checkpoint(tmp_path, make):
     victim, *others = task(0, 60), task(1), task(2)
     engine = make()

@@ -92,23 +92,20 @@ def test_settings_weights_and_named_options_are_axes_and_defaults_give_way(tmp_p
     assert found["rows"][0]["set"] == ["x=1"]
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "message"),
-    [
-        ("temperature = [0.1, 0.5]", "temperature = []", r"the axis 'temperature' is empty"),
-        ("temperature = [0.1, 0.5]", "temperature = [0.1, 0.1]", r"has the value 0.1 twice"),
-        ("temperature = [0.1, 0.5]", "temperature = 0.1", r"is a list of values, got 0.1"),
-        ("temperature = [0.1, 0.5]", "temprature = [0.1]", r"nothing uses the axis 'temprature'.*'temperature'"),
-        ("temperature = [0.1, 0.5]", "a = [{ set = [] }]", r"a value of 'a' that is a table needs a name"),
-        ("batch = [32, 64]", "batch = [32, 64, 128]", r"as many values each, not batch 3, rate 2"),
-        ('zip = [["batch", "rate"]]', 'zip = [["batch", "rat"]]', r"zip: no axis 'rat'.*'rate'"),
-        ('zip = [["batch", "rate"]]', 'zip = ["batch", "rate"]', r"zip is a list of lists"),
-        ('data = "few", batch = 64', 'data = "fwe"', r"exclude: 'fwe' is no value of data.*'few'"),
-        ('data = "few", batch = 64', "batch = [32, 64]", r"exclude leaves nothing"),
-        ('method = "dp"', 'method = "infonce"', r"names a row or a column twice: 'infonce, temperature=0.1'"),
-        ("temperature = [0.1, 0.5]", '"train.batchsize" = [1, 2]', r"batchsize.*batch_size"),
-    ],
-)
+@pytest.mark.parametrize(("before", "after", "message"), [
+    ("temperature = [0.1, 0.5]", "temperature = []", r"the axis 'temperature' is empty"),
+    ("temperature = [0.1, 0.5]", "temperature = [0.1, 0.1]", r"has the value 0.1 twice"),
+    ("temperature = [0.1, 0.5]", "temperature = 0.1", r"is a list of values, got 0.1"),
+    ("temperature = [0.1, 0.5]", "temprature = [0.1]", r"nothing uses the axis 'temprature'.*'temperature'"),
+    ("temperature = [0.1, 0.5]", "a = [{ set = [] }]", r"a value of 'a' that is a table needs a name"),
+    ("batch = [32, 64]", "batch = [32, 64, 128]", r"as many values each, not batch 3, rate 2"),
+    ('zip = [["batch", "rate"]]', 'zip = [["batch", "rat"]]', r"zip: no axis 'rat'.*'rate'"),
+    ('zip = [["batch", "rate"]]', 'zip = ["batch", "rate"]', r"zip is a list of lists"),
+    ('data = "few", batch = 64', 'data = "fwe"', r"exclude: 'fwe' is no value of data.*'few'"),
+    ('data = "few", batch = 64', "batch = [32, 64]", r"exclude leaves nothing"),
+    ('method = "dp"', 'method = "infonce"', r"names a row or a column twice: 'infonce, temperature=0.1'"),
+    ("temperature = [0.1, 0.5]", '"train.batchsize" = [1, 2]', r"batchsize.*batch_size"),
+])  # fmt: skip
 def test_what_is_wrong_is_one_message(tmp_path, before, after, message):
     assert before in SUITE
     with pytest.raises(ConfigError, match=message):

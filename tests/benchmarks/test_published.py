@@ -151,18 +151,15 @@ def test_every_suite_can_be_built(scale):
             assert [str(fault) for fault in faults(jobs, suite.scale[scale].processes)] == [], name
 
 
-@pytest.mark.parametrize(
-    ("suite", "override", "cause"),
-    [
-        ("cacr-table7", "vision.encoder.tap=fc7", "vision.encoder.tap: ResNetEncoder has no layer 'fc7'"),
-        ("lmcl-table3", "vision.data.pretrain_split=nothing", "stl10 has no split 'nothing'"),
-        ("lmcl-table3", "train.batch_size=200000", "train.batch_size: 200000 is more than the 105000 images of stl10"),
-        ("lmcl-table2", "vision.negatives=2000000", "vision.negatives: 2000000 of a memory bank"),
-        ("arora-table2-text", "train.batch_size=401", "train.batch_size 401 must be a multiple of 3"),
-        ("lmcl-table5", "rl.image_size=8", "images of 8 pixels are too small for 4 convolutions"),
-        ("lmcl-table5", "rl.image_size=101", "image_size must be between 1 and the rendered size 100"),
-    ],
-)
+@pytest.mark.parametrize(("suite", "override", "cause"), [
+    ("cacr-table7", "vision.encoder.tap=fc7", "vision.encoder.tap: ResNetEncoder has no layer 'fc7'"),
+    ("lmcl-table3", "vision.data.pretrain_split=nothing", "stl10 has no split 'nothing'"),
+    ("lmcl-table3", "train.batch_size=200000", "train.batch_size: 200000 is more than the 105000 images of stl10"),
+    ("lmcl-table2", "vision.negatives=2000000", "vision.negatives: 2000000 of a memory bank"),
+    ("arora-table2-text", "train.batch_size=401", "train.batch_size 401 must be a multiple of 3"),
+    ("lmcl-table5", "rl.image_size=8", "images of 8 pixels are too small for 4 convolutions"),
+    ("lmcl-table5", "rl.image_size=101", "image_size must be between 1 and the rendered size 100"),
+])  # fmt: skip
 def test_a_plan_names_what_cannot_be_built_and_its_cell(suite, override, cause, capsys, tmp_path):
     assert main(["bench", suite, "--scale", "paper", "--plan", "--runs", str(tmp_path), "--set", override]) == 1
     line = next(line for line in capsys.readouterr().out.splitlines() if cause in line)
@@ -226,22 +223,19 @@ def test_a_suite_that_is_silent_gets_no_verdict(paper_scale):
             assert set(sized.protocol) <= set(small.at("small").protocol)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "values", "lines"),
-    [
-        (0.1, [0.1, 0.1], 0),
-        (0.1, [0.1, 0.2], 1),
-        (1, [True], 1),
-        ([155, 170], [[155.0, 170.0]], 0),
-        ({"each": [1, 2]}, [1, 2, 1], 0),
-        ({"each": [1, 2]}, [1], 1),
-        ({"each": [1, 2]}, [1, 2, 3], 1),
-        ({"per": "b", "factor": 0.5}, [2.0], 0),
-        ({"per": "b", "factor": 0.25}, [2.0], 1),
-        ({"absent": True}, [None], 0),
-        ({"absent": True}, [3], 1),
-    ],
-)
+@pytest.mark.parametrize(("wanted", "values", "lines"), [
+    (0.1, [0.1, 0.1], 0),
+    (0.1, [0.1, 0.2], 1),
+    (1, [True], 1),
+    ([155, 170], [[155.0, 170.0]], 0),
+    ({"each": [1, 2]}, [1, 2, 1], 0),
+    ({"each": [1, 2]}, [1], 1),
+    ({"each": [1, 2]}, [1, 2, 3], 1),
+    ({"per": "b", "factor": 0.5}, [2.0], 0),
+    ({"per": "b", "factor": 0.25}, [2.0], 1),
+    ({"absent": True}, [None], 0),
+    ({"absent": True}, [3], 1),
+])  # fmt: skip
 def test_rules_of_settings(wanted, values, lines):
     assert len(list(differs("a", wanted, [{"a": value, "b": 4} for value in values]))) == lines
 

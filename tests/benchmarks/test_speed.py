@@ -55,17 +55,14 @@ def test_plain_pytorch_and_dipole_compute_the_same_loss(loss):
     torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--device", "cpu", "--rows", "63"], "even numbers"),
-        (["--device", "cpu", "--losses", "infonc"], "Did you mean"),
-        (["--device", "cpu", "--only", "("], "unterminated"),
-        (["--device", "toaster"], "allowed are cuda, cuda:N and cpu"),
-        (["--device", "meta"], "allowed are cuda, cuda:N and cpu"),
-        (["--device", f"cuda:{torch.cuda.device_count()}"], "--device cpu is a dry run"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--device", "cpu", "--rows", "63"], "even numbers"),
+    (["--device", "cpu", "--losses", "infonc"], "Did you mean"),
+    (["--device", "cpu", "--only", "("], "unterminated"),
+    (["--device", "toaster"], "allowed are cuda, cuda:N and cpu"),
+    (["--device", "meta"], "allowed are cuda, cuda:N and cpu"),
+    (["--device", f"cuda:{torch.cuda.device_count()}"], "--device cpu is a dry run"),
+])  # fmt: skip
 def test_wrong_arguments_are_refused_with_what_is_allowed(arguments, message, capsys):
     with pytest.raises(SystemExit):
         gpu.main(arguments)
@@ -175,14 +172,10 @@ def test_left_behind_finds_all_kinds(run, tmp_path):
     assert "left in TMPDIR: x" in found
 
 
-@pytest.mark.parametrize(
-    ("program", "limits"),
-    [
-        ("import time; time.sleep(60)", {"idle_seconds": 3.0}),
-        ("while True: pass", {"cpu_seconds": 0.5, "idle_seconds": 60.0}),
-    ],
-    ids=["waits", "computes"],
-)
+@pytest.mark.parametrize(("program", "limits"), [
+    ("import time; time.sleep(60)", {"idle_seconds": 3.0}),
+    ("while True: pass", {"cpu_seconds": 0.5, "idle_seconds": 60.0}),
+], ids=["waits", "computes"])  # fmt: skip
 def test_notices_endless_processes_and_writes_their_stacks(soak, program, limits):
     process = soak.start(["timeit", "-n", "1", "-r", "1", program])
     assert soak.living() == [process.pid]

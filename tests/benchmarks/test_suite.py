@@ -109,25 +109,22 @@ def test_bad_settings_are_reported_together(tmp_path):
     refused(ConfigError, "small", read_suite(path).at, "paper")
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ('base = "plain"', 'base = "plane"', "plain"),
-        ('columns = ["linear", "knn"]', 'columns = ["lineer"]', "linear"),
-        ("seeds = [0, 1]", "seeds = []", "seeds"),
-        ("seeds = [0, 1]", "seeds = [0, -1]", "greater than or equal to 0"),
-        ('title = "Two objectives on digits"', 'titel = "x"', "titel"),
-        ('name = "mine"', 'name = "mine"\npublished = "lmcl-table9"', "lmcl-table9"),
-        ('name = "mine"', 'name = "mine"\npublished = "cacr-table6"', "no row of cacr-table6"),
-        ('method = "plain"', 'method = "polarized"', "twice"),
-        ('name = "mine"', "name = ", "TOML"),
-        ('name = "mine"', 'name = "../mine"', "names files"),
-        ('name = "mine"', 'name = "mine"\nbasis = "plain"', "basis: no such setting. Did you mean 'base'"),
-        ('metric = "knn/accuracy"', 'metric = "knn/accuracy"\nfactors = 2', "Did you mean 'factor'"),
-        ("seeds = [0, 1]", "seeds = [1, 1]", "a seed twice"),
-        ('"train.epochs=4"', '"train.epochs"', "not of the form key=value"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "message"), [
+    ('base = "plain"', 'base = "plane"', "plain"),
+    ('columns = ["linear", "knn"]', 'columns = ["lineer"]', "linear"),
+    ("seeds = [0, 1]", "seeds = []", "seeds"),
+    ("seeds = [0, 1]", "seeds = [0, -1]", "greater than or equal to 0"),
+    ('title = "Two objectives on digits"', 'titel = "x"', "titel"),
+    ('name = "mine"', 'name = "mine"\npublished = "lmcl-table9"', "lmcl-table9"),
+    ('name = "mine"', 'name = "mine"\npublished = "cacr-table6"', "no row of cacr-table6"),
+    ('method = "plain"', 'method = "polarized"', "twice"),
+    ('name = "mine"', "name = ", "TOML"),
+    ('name = "mine"', 'name = "../mine"', "names files"),
+    ('name = "mine"', 'name = "mine"\nbasis = "plain"', "basis: no such setting. Did you mean 'base'"),
+    ('metric = "knn/accuracy"', 'metric = "knn/accuracy"\nfactors = 2', "Did you mean 'factor'"),
+    ("seeds = [0, 1]", "seeds = [1, 1]", "a seed twice"),
+    ('"train.epochs=4"', '"train.epochs"', "not of the form key=value"),
+])  # fmt: skip
 def test_a_wrong_suite_is_refused_by_name(tmp_path, old, new, message):
     refused(ConfigError, message, read_suite, written(tmp_path, SUITE.replace(old, new, 1)))
 
@@ -256,16 +253,13 @@ def test_seeds_of_the_command_replace_those_of_the_scale_and_are_read_once(suite
         assert (alone.hash, alone.seed) == (job.hash, job.config.seed)
 
 
-@pytest.mark.parametrize(
-    ("setting", "said"),
-    [
-        ("train.epoch=3", r"row 'plain', column.* more: .*train\.epoch: no such setting\. Did you mean 'epochs'\?"),
-        ("train.epochs", r"'train\.epochs' is not of the form"),  # `train.epochs=` takes the recipe's value away
-        ("objective=dcl", "objective"),
-        ("seed=3", "seed"),
-        ("name=x", "name"),
-    ],
-)
+@pytest.mark.parametrize(("setting", "said"), [
+    ("train.epoch=3", r"row 'plain', column.* more: .*train\.epoch: no such setting\. Did you mean 'epochs'\?"),
+    ("train.epochs", r"'train\.epochs' is not of the form"),  # `train.epochs=` takes the recipe's value away
+    ("objective=dcl", "objective"),
+    ("seed=3", "seed"),
+    ("name=x", "name"),
+])  # fmt: skip
 def test_overrides_that_are_wrong_everywhere_or_that_the_suite_says_itself_are_refused_once(suite_file, setting, said):
     suite = read_suite(suite_file)
     with pytest.raises(ConfigError, match=f"(?s){said}") as caught:

@@ -105,25 +105,22 @@ def test_a_search_chooses_on_validation_and_tests_its_winner(tmp_path, monkeypat
     assert any("damaged.json" in cell.text for table in report.tables for row in table.rows for cell in row)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"space": ("train.optimizr=choice(adam)",)}, "train.optimizr: no such setting"),
-        ({"space": ("objective.infonce.temperature=uniform(-1, 1)",)}, "must be a number > 0"),
-        ({"space": ("objective.dp.weight=uniform(0, 1)",)}, "no term 'dp'"),
-        ({"name": "../elsewhere"}, "is no name of a file"),
-        ({"space": ()}, "needs --space"),
-        ({"space": ("a",)}, "not of the form"),
-        ({"space": ("a=1",)}, "not of the form"),
-        ({"space": ("a=lgo(1, 2)",)}, "unknown kind 'lgo'"),
-        ({"space": ("a=log(0, 1)",)}, "above 0"),
-        ({"space": ("a=log(1)",)}, "needs two numbers"),
-        ({"space": ("a=uniform(2, 1)",)}, "below the second"),
-        ({"space": ("a=int(1, 2.5)",)}, "whole numbers"),
-        ({"space": ("a=uniform(1, inf)",)}, "needs two numbers"),
-        ({"space": ("a=choice()",)}, "needs at least one value"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), [
+    ({"space": ("train.optimizr=choice(adam)",)}, "train.optimizr: no such setting"),
+    ({"space": ("objective.infonce.temperature=uniform(-1, 1)",)}, "must be a number > 0"),
+    ({"space": ("objective.dp.weight=uniform(0, 1)",)}, "no term 'dp'"),
+    ({"name": "../elsewhere"}, "is no name of a file"),
+    ({"space": ()}, "needs --space"),
+    ({"space": ("a",)}, "not of the form"),
+    ({"space": ("a=1",)}, "not of the form"),
+    ({"space": ("a=lgo(1, 2)",)}, "unknown kind 'lgo'"),
+    ({"space": ("a=log(0, 1)",)}, "above 0"),
+    ({"space": ("a=log(1)",)}, "needs two numbers"),
+    ({"space": ("a=uniform(2, 1)",)}, "below the second"),
+    ({"space": ("a=int(1, 2.5)",)}, "whole numbers"),
+    ({"space": ("a=uniform(1, inf)",)}, "needs two numbers"),
+    ({"space": ("a=choice()",)}, "needs at least one value"),
+])  # fmt: skip
 def test_what_is_wrong_with_a_search_is_said(tmp_path, change, said):
     refused(ConfigError, said, quietly, runs=tmp_path, trials=1, **change)
 

@@ -22,13 +22,10 @@ def points(seed=0):
     return torch.randn(N, B + 1, D, dtype=torch.double, generator=source, requires_grad=True)
 
 
-@pytest.mark.parametrize(
-    ("anchors", "k", "b", "loss"),
-    [
-        *(("all", k, b, "logistic") for k, b in ((1, 1), (4, 2), (N - 1, B), (None, 1))),
-        *(("first", k, b, "hinge") for k, b in ((1, B), (4, 1), (N - 1, 2), (None, 2))),
-    ],
-)
+@pytest.mark.parametrize(("anchors", "k", "b", "loss"), [
+    *(("all", k, b, "logistic") for k, b in ((1, 1), (4, 2), (N - 1, B), (None, 1))),
+    *(("first", k, b, "hinge") for k, b in ((1, B), (4, 1), (N - 1, 2), (None, 2))),
+])  # fmt: skip
 def test_the_loss_is_equation_12_over_the_blocks_that_were_drawn(anchors, k, b, loss):
     """By the loop of the conformance checks, which is told which blocks were drawn."""
     x, members, negatives = points(), B + 1 if anchors == "all" else 1, k or N - 1

@@ -219,29 +219,26 @@ def cached(module=None, objective="infonce", microbatch=4, **more):
     return dipole.cached(encoder() if module is None else module, objective, microbatch=microbatch, **more)
 
 
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: cached(lambda x: x), r"must be a torch.nn.Module, got function"),
-        (lambda: cached([encoder(), encoder()]), r"got list\. Several encoders are one module"),
-        (lambda: cached(objective=None), r"objective must be an objective, .* got None"),
-        (lambda: cached(pairs="cross"), "pairs must be a function from embeddings to Pairs, got 'cross'"),
-        (lambda: cached()(views()[0]), r"called with one view, which alone has no positives: .* or `pairs`"),
-        (lambda: cached()(), "called with no view, which has no positives"),
-        (lambda: cached()(*views(), labels=torch.arange(ROWS)), "labels: only a function `pairs` takes more"),
-        (lambda: cached().embed({"a": torch.zeros(11), "b": torch.zeros(5)}), "one number of rows, .* got 5, 11 rows"),
-        (lambda: cached().embed("text"), "nothing that has rows"),
-        (lambda: dipole.compute_loss("infonc"), "Did you mean 'infonce'"),
-        (lambda: dipole.compute_loss("infonce", embeddings="z", pairs=len), "not both"),
-        (lambda: dipole.compute_loss("infonce", gradient_accumulation_steps=0), "whole number >= 1"),
-        (lambda: dipole.compute_loss(5), "must be its text, an Objective or a Composite, got 5"),
-        (lambda: dipole.compute_loss("infonce + cllr"), "give that width"),
-        (lambda: dipole.compute_loss("infonce + cllr", dim=4), "give compute_loss.*model=model"),
-        (lambda: dipole.compute_loss("infonce")({"logits": torch.ones(2, 2)}), "returned logits, and no"),
-        (lambda: dipole.compute_loss("infonce")(torch.ones(2, 2)), "no positives without labels"),
-        (lambda: cached(nn.Flatten(0))(*views()), r"given 4 rows .* a row for each; got shape \(24,\)"),
-    ],
-)
+@pytest.mark.parametrize(("make", "said"), [
+    (lambda: cached(lambda x: x), r"must be a torch.nn.Module, got function"),
+    (lambda: cached([encoder(), encoder()]), r"got list\. Several encoders are one module"),
+    (lambda: cached(objective=None), r"objective must be an objective, .* got None"),
+    (lambda: cached(pairs="cross"), "pairs must be a function from embeddings to Pairs, got 'cross'"),
+    (lambda: cached()(views()[0]), r"called with one view, which alone has no positives: .* or `pairs`"),
+    (lambda: cached()(), "called with no view, which has no positives"),
+    (lambda: cached()(*views(), labels=torch.arange(ROWS)), "labels: only a function `pairs` takes more"),
+    (lambda: cached().embed({"a": torch.zeros(11), "b": torch.zeros(5)}), "one number of rows, .* got 5, 11 rows"),
+    (lambda: cached().embed("text"), "nothing that has rows"),
+    (lambda: dipole.compute_loss("infonc"), "Did you mean 'infonce'"),
+    (lambda: dipole.compute_loss("infonce", embeddings="z", pairs=len), "not both"),
+    (lambda: dipole.compute_loss("infonce", gradient_accumulation_steps=0), "whole number >= 1"),
+    (lambda: dipole.compute_loss(5), "must be its text, an Objective or a Composite, got 5"),
+    (lambda: dipole.compute_loss("infonce + cllr"), "give that width"),
+    (lambda: dipole.compute_loss("infonce + cllr", dim=4), "give compute_loss.*model=model"),
+    (lambda: dipole.compute_loss("infonce")({"logits": torch.ones(2, 2)}), "returned logits, and no"),
+    (lambda: dipole.compute_loss("infonce")(torch.ones(2, 2)), "no positives without labels"),
+    (lambda: cached(nn.Flatten(0))(*views()), r"given 4 rows .* a row for each; got shape \(24,\)"),
+])  # fmt: skip
 def test_errors_say_what_to_do(make, said):
     with pytest.raises((ConfigError, OptionError, PairsError, SpecError), match=said):
         make()

@@ -210,14 +210,11 @@ def shell(command: str, folder: Path, program: str = "-m dipole", **environment:
 
 @needs_shell
 @pytest.mark.parametrize("buffered", BUFFERED)
-@pytest.mark.parametrize(
-    ("target", "commands", "said"),
-    [
-        ("> /dev/full", ("--help", "list recipes"), "The disk is full"),
-        (">&-", ("--help", "list recipes"), "stdout is closed"),
-        ("| true", ("--version", "list runs --json"), ""),
-    ],
-)
+@pytest.mark.parametrize(("target", "commands", "said"), [
+    ("> /dev/full", ("--help", "list recipes"), "The disk is full"),
+    (">&-", ("--help", "list recipes"), "stdout is closed"),
+    ("| true", ("--version", "list runs --json"), ""),
+])  # fmt: skip
 def test_what_stdout_does_not_take_is_one_message_and_1(target, commands, said, buffered, tmp_path):
     found = shell(f"dipole {commands[len(buffered)]} {target}", tmp_path, **buffered)
     assert found.returncode == 1, found.stderr

@@ -71,14 +71,11 @@ def test_precedence_and_origins(blobs):
     assert resolved.config.settings.noise == 0.3
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        *(("3", 3), ("1e-3", 1e-3), ("true", True), ("[1, 2]", [1, 2]), ('"3"', "3"), ("1\nc=2", "1\nc=2")),
-        *(("", UNSET), (" null", None), ("None", None), ('"null"', "null"), ('""', "")),
-        *((text, text) for text in ("cosine", "infonce(temperature=0.5) + 0.1*dp", "x=y")),
-    ],
-)
+@pytest.mark.parametrize(("text", "value"), [
+    *(("3", 3), ("1e-3", 1e-3), ("true", True), ("[1, 2]", [1, 2]), ('"3"', "3"), ("1\nc=2", "1\nc=2")),
+    *(("", UNSET), (" null", None), ("None", None), ('"null"', "null"), ('""', "")),
+    *((text, text) for text in ("cosine", "infonce(temperature=0.5) + 0.1*dp", "x=y")),
+])  # fmt: skip
 def test_override_values_are_toml_and_else_text(text, value):
     assert parse_override(f"a.b={text}") == (("a", "b"), value)
 
@@ -133,15 +130,12 @@ def test_dependent_defaults_are_filled_in_and_frozen(blobs):
         config.seed = 3  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        [],
-        ["train.optimizer=lars", "train.schedule=step", "train.milestones=[2, 5.5]", "blobs.scales=[1, 2.5e-9]"],
-        ["train.learning_rate=1e-7", "objective=infonce(temperature=0.07)+dp+0.25*cllr(norm=nuclear)"],
-        ['name="quo\\"te \\\\ back\\nslash \\u007f \\u00e9"', "train.clip=1e22"],
-    ],
-)
+@pytest.mark.parametrize("overrides", [
+    [],
+    ["train.optimizer=lars", "train.schedule=step", "train.milestones=[2, 5.5]", "blobs.scales=[1, 2.5e-9]"],
+    ["train.learning_rate=1e-7", "objective=infonce(temperature=0.07)+dp+0.25*cllr(norm=nuclear)"],
+    ['name="quo\\"te \\\\ back\\nslash \\u007f \\u00e9"', "train.clip=1e22"],
+])  # fmt: skip
 def test_stored_text_reads_back_to_the_same_configuration(blobs, overrides):
     config = load_recipe(blobs, overrides).config
     again = resolve(tomllib.loads(config.to_toml())).config

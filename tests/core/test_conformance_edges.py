@@ -227,17 +227,13 @@ def counts_calls(self, a, b):
     return NTXent.forward(self, a, b) * len(self.kept)
 
 
-@pytest.mark.parametrize(
-    ("loss", "cause", "options"),
-    [
-        (changed(list, forward=counts_calls), "determinism", {}),
-        (changed(forward=lambda self, a, b: NTXent.forward(self, a, b).detach()), "gradient exists", {}),
-        # One direction instead of both: each comparison with the reference misses its values.
-        (NTXent, "reference", {"reference": "infonce"}),
-        (changed(forward=lambda self, a: a.sum()), "call", {}),
-    ],
-    ids=lambda value: getattr(value, "__name__", None),
-)
+@pytest.mark.parametrize(("loss", "cause", "options"), [
+    (changed(list, forward=counts_calls), "determinism", {}),
+    (changed(forward=lambda self, a, b: NTXent.forward(self, a, b).detach()), "gradient exists", {}),
+    # One direction instead of both: each comparison with the reference misses its values.
+    (NTXent, "reference", {"reference": "infonce"}),
+    (changed(forward=lambda self, a: a.sum()), "call", {}),
+], ids=lambda value: getattr(value, "__name__", None))  # fmt: skip
 def test_one_cause_is_reported_once(loss, cause, options):
     report = check_objective(loss, only=[*QUICK, "size"], **options)
     assert len(report.failures) >= 3

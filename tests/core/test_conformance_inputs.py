@@ -233,15 +233,11 @@ LARGE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("fault", "check", "references"),
-    [
-        *((each, "close pairs", [None, "infonce"]) for each in CLOSE.values()),
-        *((each, "size", [None, "infonce"]) for each in LARGE.values()),
-        ({"negative": lambda s: s * (1.01 if len(s) > 512 else 1)}, "size", ["infonce"]),  # a smooth one
-    ],
-    ids=[*CLOSE, *LARGE, "colder above 256 rows"],
-)
+@pytest.mark.parametrize(("fault", "check", "references"), [
+    *((each, "close pairs", [None, "infonce"]) for each in CLOSE.values()),
+    *((each, "size", [None, "infonce"]) for each in LARGE.values()),
+    ({"negative": lambda s: s * (1.01 if len(s) > 512 else 1)}, "size", ["infonce"]),  # a smooth one
+], ids=[*CLOSE, *LARGE, "colder above 256 rows"])  # fmt: skip
 def test_faults_are_found(fault, check, references):
     for reference in references:
         assert failures(NTXent(**fault), only=[check], reference=reference) == {check}

@@ -109,15 +109,12 @@ def md5(data):
     return f"md5:{hashlib.md5(data).hexdigest()}"
 
 
-@pytest.mark.parametrize(
-    ("part", "stops", "asked_for"),
-    [
-        (None, None, [None]),
-        (None, HALF, [None, f"bytes={HALF}-", f"bytes={2 * HALF}-"]),  # what was cut off is gone on with
-        (CONTENT[:1000], None, ["bytes=1000-"]),  # as after a kill
-        (CONTENT, None, [f"bytes={len(CONTENT)}-"]),  # killed before it got its name
-    ],
-)
+@pytest.mark.parametrize(("part", "stops", "asked_for"), [
+    (None, None, [None]),
+    (None, HALF, [None, f"bytes={HALF}-", f"bytes={2 * HALF}-"]),  # what was cut off is gone on with
+    (CONTENT[:1000], None, ["bytes=1000-"]),  # as after a kill
+    (CONTENT, None, [f"bytes={len(CONTENT)}-"]),  # killed before it got its name
+])  # fmt: skip
 def test_a_file_is_fetched_once_and_checked(serve, tmp_path, part, stops, asked_for):
     url, asked = serve({"x.bin": CONTENT}, {"stops": stops})
     if part is not None:

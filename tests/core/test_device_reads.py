@@ -134,15 +134,12 @@ def test_without_reading_the_values_are_the_same(text, monkeypatch):
     torch.testing.assert_close(every(), read, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize(
-    "wait",
-    [
-        *(lambda x: x.sum().item(), lambda x: bool((x > 0).any()), lambda x: x.cpu(), lambda x: x[x > 0]),
-        *(lambda x: x.unique(), lambda x: x.repeat_interleave(torch.ones(3, dtype=torch.long, device=META))),
-        *(lambda x: torch.as_tensor([1, 2], device=META), lambda x: torch.arange(3).to(META)),
-        lambda x: torch.linalg.svdvals(x.expand(3, 3)),
-    ],
-)
+@pytest.mark.parametrize("wait", [
+    *(lambda x: x.sum().item(), lambda x: bool((x > 0).any()), lambda x: x.cpu(), lambda x: x[x > 0]),
+    *(lambda x: x.unique(), lambda x: x.repeat_interleave(torch.ones(3, dtype=torch.long, device=META))),
+    *(lambda x: torch.as_tensor([1, 2], device=META), lambda x: torch.arange(3).to(META)),
+    lambda x: torch.linalg.svdvals(x.expand(3, 3)),
+])  # fmt: skip
 def test_the_stand_in_sees(wait):
     x = torch.ones(3, device=META)
     with no_reads(), pytest.raises((WaitError, NotImplementedError, RuntimeError)):

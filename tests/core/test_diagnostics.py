@@ -188,22 +188,19 @@ def test_mean_distance_contrast_and_rank():
     assert diagnostics.numerical_rank(torch.diag(torch.tensor([1.0, 0.5, 1e-4])), tolerance=1e-3) == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "said"),
-    [
-        ("distance_histogram", {"bins": 0}, "bins must be an integer >= 1, got 0"),
-        ("pair_histogram", {"bins": 0}, "bins must be"),
-        ("margin_occupancy", {"delta_neg": 5}, "delta_neg must be .* >= 0 and <= 1, got 5"),
-        ("margin_occupancy", {"delta_pos": 0.5, "delta_neg": 0.1}, r"delta_pos must be < delta_neg, got 0\.5"),
-        ("similarity_error", {"labels": LABELS, "delta_pos": 0.5, "delta_neg": 0.1}, "delta_pos must be < delta_neg"),
-        ("similarity_error", {"labels": LABELS, "mu": 0}, "mu must be a number > 0 or none, got 0"),
-        ("uniformity", {"t": -1}, "t must be a number > 0, got -1"),
-        ("alignment", {"alpha": 0}, "alpha must be a number > 0, got 0"),
-        ("conditional_entropy", {"t_neg": -1}, "t_neg must be a number >= 0, got -1"),
-        ("mutual_information", {"t_neg": -1}, "t_neg must be a number >= 0, got -1"),
-        ("effective_rank", {"tolerance": -1}, "tolerance must be a number >= 0, got -1"),
-    ],
-)
+@pytest.mark.parametrize(("name", "options", "said"), [
+    ("distance_histogram", {"bins": 0}, "bins must be an integer >= 1, got 0"),
+    ("pair_histogram", {"bins": 0}, "bins must be"),
+    ("margin_occupancy", {"delta_neg": 5}, "delta_neg must be .* >= 0 and <= 1, got 5"),
+    ("margin_occupancy", {"delta_pos": 0.5, "delta_neg": 0.1}, r"delta_pos must be < delta_neg, got 0\.5"),
+    ("similarity_error", {"labels": LABELS, "delta_pos": 0.5, "delta_neg": 0.1}, "delta_pos must be < delta_neg"),
+    ("similarity_error", {"labels": LABELS, "mu": 0}, "mu must be a number > 0 or none, got 0"),
+    ("uniformity", {"t": -1}, "t must be a number > 0, got -1"),
+    ("alignment", {"alpha": 0}, "alpha must be a number > 0, got 0"),
+    ("conditional_entropy", {"t_neg": -1}, "t_neg must be a number >= 0, got -1"),
+    ("mutual_information", {"t_neg": -1}, "t_neg must be a number >= 0, got -1"),
+    ("effective_rank", {"tolerance": -1}, "tolerance must be a number >= 0, got -1"),
+])  # fmt: skip
 def test_as_functions_they_hold_to_their_ranges(name, options, said):
     given = Pairs.from_views([points(), points(1)]) if name in ("alignment", "pair_histogram") else points()
     with pytest.raises(OptionError, match=f"{name}: {said}"):

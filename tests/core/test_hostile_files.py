@@ -263,15 +263,12 @@ def read(reader: Any, name: str) -> Any:
     return call
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        *(("[" * 65 + "]" * 65, "nested deeper"), ('{"a":' * 10**5, "nested deeper"), ("9" * 5000, "limit")),
-        *(("NaN", "no number"), ("[-Infinity]", "no number"), ("1e999", "beyond what a float holds")),
-        *(('{"a": 1, "b": 2, "a": 3}', "'a' stands twice"), (r'"\ud800"', "surrogate")),
-        ("", "Expecting value in line 1"),
-    ],
-)
+@pytest.mark.parametrize(("text", "said"), [
+    *(("[" * 65 + "]" * 65, "nested deeper"), ('{"a":' * 10**5, "nested deeper"), ("9" * 5000, "limit")),
+    *(("NaN", "no number"), ("[-Infinity]", "no number"), ("1e999", "beyond what a float holds")),
+    *(('{"a": 1, "b": 2, "a": 3}', "'a' stands twice"), (r'"\ud800"', "surrogate")),
+    ("", "Expecting value in line 1"),
+])  # fmt: skip
 def test_json_that_is_none(tmp_path, text, said):
     refused(ValueError, said, parse_json, text)
     (tmp_path / "x.json").write_text(text)

@@ -84,20 +84,17 @@ def test_a_process_that_is_gone_is_known():
     assert not any(map(is_gone, ("", "4711", "[]", '{"pid": "x"}', "null")))
 
 
-@pytest.mark.parametrize(
-    ("variables", "setting", "said"),
-    [
-        ("ACCELERATE_USE_FSDP=true", "seed=0", "FSDP .*train.microbatch"),
-        ("ACCELERATE_USE_DEEPSPEED=true", "seed=0", "DeepSpeed"),
-        ("ACCELERATE_USE_MEGATRON_LM=true", "seed=0", "Megatron"),
-        ("PJRT_DEVICE=TPU", "seed=0", "TPU"),
-        ("ACCELERATE_MIXED_PRECISION=bf16", "seed=0", "--set train.precision=bf16-mixed"),
-        ("ACCELERATE_MIXED_PRECISION=fp16", "train.precision=bf16-mixed", "--set train.precision=16-mixed"),
-        ("ACCELERATE_DYNAMO_BACKEND=INDUCTOR", "seed=0", "train.compile=true"),
-        ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4", "seed=0", "train.microbatch=ROWS"),
-        ("RANK=1 WORLD_SIZE=2 MASTER_ADDR=h", "device=cuda:0", "cuda:0"),
-    ],
-)
+@pytest.mark.parametrize(("variables", "setting", "said"), [
+    ("ACCELERATE_USE_FSDP=true", "seed=0", "FSDP .*train.microbatch"),
+    ("ACCELERATE_USE_DEEPSPEED=true", "seed=0", "DeepSpeed"),
+    ("ACCELERATE_USE_MEGATRON_LM=true", "seed=0", "Megatron"),
+    ("PJRT_DEVICE=TPU", "seed=0", "TPU"),
+    ("ACCELERATE_MIXED_PRECISION=bf16", "seed=0", "--set train.precision=bf16-mixed"),
+    ("ACCELERATE_MIXED_PRECISION=fp16", "train.precision=bf16-mixed", "--set train.precision=16-mixed"),
+    ("ACCELERATE_DYNAMO_BACKEND=INDUCTOR", "seed=0", "train.compile=true"),
+    ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4", "seed=0", "train.microbatch=ROWS"),
+    ("RANK=1 WORLD_SIZE=2 MASTER_ADDR=h", "device=cuda:0", "cuda:0"),
+])  # fmt: skip
 def test_what_a_launcher_asks_for_and_the_loop_would_leave_out(blobs, monkeypatch, variables, setting, said):
     for each in variables.split():
         monkeypatch.setenv(*each.split("="))
@@ -164,13 +161,10 @@ def srun(folder: Path, *arguments: object, **more: str) -> list[subprocess.Popen
     return tasks
 
 
-@pytest.mark.parametrize(
-    ("setting", "said"),
-    [
-        ("train.batch_sise=8", "train.batch_sise"),
-        pytest.param("train.batch_size=15", "15 cannot be divided among 2 ranks", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("setting", "said"), [
+    ("train.batch_sise=8", "train.batch_sise"),
+    pytest.param("train.batch_size=15", "15 cannot be divided among 2 ranks", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_an_error_of_both_ranks_is_told_once(blobs, tmp_path, setting, said):
     ranks = srun(tmp_path, "train", blobs, "--set", setting)
     told = "".join(rank.communicate(timeout=100)[1] for rank in ranks)

@@ -94,16 +94,13 @@ def test_what_is_wrong_with_a_domain_is_said(theirs, declared, monkeypatch):
     fails(ConfigError, "'vision': not even dipole's own are known.*Install it again", find_domain, "vision")
 
 
-@pytest.mark.parametrize(
-    ("module", "error", "said"),
-    [
-        ("their_lacking", ConfigError, r"the package 'a_package_that_is_absent'.*pip install \"theirs\[graphs\]\""),
-        ("their_broken", ModuleNotFoundError, "their_broken"),  # a mistake of its own, which no installation cures
-        ("their_slip", ConfigError, "domain 'graphs' of theirs: its adapter 'their_slip:A'.*SyntaxError"),
-        ("their_domains", ConfigError, "domain 'graphs' of theirs: its adapter 'their_domains:A'.*AttributeError"),
-        ("their_exit", ConfigError, "domain 'graphs' of theirs: its adapter 'their_exit:A'.*SystemExit: bye"),
-    ],
-)
+@pytest.mark.parametrize(("module", "error", "said"), [
+    ("their_lacking", ConfigError, r"the package 'a_package_that_is_absent'.*pip install \"theirs\[graphs\]\""),
+    ("their_broken", ModuleNotFoundError, "their_broken"),  # a mistake of its own, which no installation cures
+    ("their_slip", ConfigError, "domain 'graphs' of theirs: its adapter 'their_slip:A'.*SyntaxError"),
+    ("their_domains", ConfigError, "domain 'graphs' of theirs: its adapter 'their_domains:A'.*AttributeError"),
+    ("their_exit", ConfigError, "domain 'graphs' of theirs: its adapter 'their_exit:A'.*SystemExit: bye"),
+])  # fmt: skip
 def test_a_broken_adapter_is_named_with_its_domain_and_a_missing_package(module, error, said, theirs):
     mine = Domain("graphs", "graphs", f"{module}:A", extra="graphs", package="theirs")
     with home.temporary_domain(mine), pytest.raises(error, match=said):
@@ -175,14 +172,11 @@ def made(tmp_path_factory):
 QUICK = "not compile and not ranks and not size"
 
 
-@pytest.mark.parametrize(
-    ("name", "shown", "said", "chosen"),
-    [
-        pytest.param("My-Objectives", "my_objectives_spread", "My-Objectives 0.1.0", "", marks=pytest.mark.slow),
-        ("My-Objectives", "my_objectives_spread", "My-Objectives 0.1.0", QUICK),
-        ("My-Rings", "my_rings", "my_rings", ""),
-    ],
-)
+@pytest.mark.parametrize(("name", "shown", "said", "chosen"), [
+    pytest.param("My-Objectives", "my_objectives_spread", "My-Objectives 0.1.0", "", marks=pytest.mark.slow),
+    ("My-Objectives", "my_objectives_spread", "My-Objectives 0.1.0", QUICK),
+    ("My-Rings", "my_rings", "my_rings", ""),
+])  # fmt: skip
 def test_what_is_new_installs_and_passes_its_own_tests(made, name, shown, said, chosen):
     for path in (made / name).rglob("*.*"):
         ours = ("actions/checkout@", "actions/setup-python@", "@torch", "@pytest", "@register", "@parametrize")

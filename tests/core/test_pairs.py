@@ -162,18 +162,15 @@ def test_as_many_candidates_as_anchors_are_not_the_anchors():
     assert Pairs(a, b, own, nothing, labels).candidate_labels is labels  # by hand they are, unless said otherwise
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Pairs.from_crops(list(torch.randn(2, 4, 5)), [torch.randn(4, 5)]),
-        lambda: Pairs.from_views(list(torch.randn(3, 4, 5))),
-        lambda: Pairs.cross(torch.randn(4, 5), torch.randn(4, 2, 5), torch.randn(3, 5)),
-        lambda: Pairs.cross(torch.randn(4, 5), torch.randn(4, 5), torch.randn(3, 5), batch_negatives=False),
-        lambda: Pairs.from_blocks(torch.randn(4, 3, 5)),
-        lambda: Pairs.from_blocks(torch.randn(4, 3, 5), "all"),
-        lambda: Pairs.from_blocks(torch.randn(4, 3, 5), "first", "means"),
-    ],
-)
+@pytest.mark.parametrize("make", [
+    lambda: Pairs.from_crops(list(torch.randn(2, 4, 5)), [torch.randn(4, 5)]),
+    lambda: Pairs.from_views(list(torch.randn(3, 4, 5))),
+    lambda: Pairs.cross(torch.randn(4, 5), torch.randn(4, 2, 5), torch.randn(3, 5)),
+    lambda: Pairs.cross(torch.randn(4, 5), torch.randn(4, 5), torch.randn(3, 5), batch_negatives=False),
+    lambda: Pairs.from_blocks(torch.randn(4, 3, 5)),
+    lambda: Pairs.from_blocks(torch.randn(4, 3, 5), "all"),
+    lambda: Pairs.from_blocks(torch.randn(4, 3, 5), "first", "means"),
+])  # fmt: skip
 def test_queries_repel_each_other_once_and_never_their_own_instance(make):
     plain = make()
     pairs = plain.with_intra_batch()
@@ -317,14 +314,11 @@ def test_a_term_that_reads_rows_without_gradient_removes_none(alone):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(
-    ("spec", "make"),
-    [
-        ("blocks", Pairs.from_blocks),
-        ("blocks", lambda x: Pairs.cross(x[:, 0], x[:, 1:])),
-        ("infonce", lambda x: Pairs.from_blocks(x, candidates="means")),
-    ],
-)
+@pytest.mark.parametrize(("spec", "make"), [
+    ("blocks", Pairs.from_blocks),
+    ("blocks", lambda x: Pairs.cross(x[:, 0], x[:, 1:])),
+    ("infonce", lambda x: Pairs.from_blocks(x, candidates="means")),
+])  # fmt: skip
 def test_means_of_blocks_are_formed_in_full_precision(spec, make, dtype):
     half = torch.randn(5, 4, 8, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
     wide = half.detach().double().requires_grad_()

@@ -123,24 +123,21 @@ def on_views(x, y, labels):
     return probes.linear_probe_on_views(rows, labels, x, y, probes.Descent("sgd", 1))
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda x, y: probes.linear_probe(x, None, x, y), "train_y is missing"),
-        (lambda x, y: probes.linear_probe(x, y, x[:, :2], y), "6 features and test_x 2"),
-        (lambda x, y: probes.linear_probe(x / 0, y, x, y), "NaN or infinity"),
-        (lambda x, y: probes.knn_probe(x, -torch.ones_like(y), x, y), "labelled points"),
-        (lambda x, y: probes.kmeans_accuracy(x, None), "labels is missing"),
-        (lambda x, y: on_views(x, y, None), "train_y is missing"),
-        (lambda x, y: on_views(x * torch.nan, y, y), "NaN"),
-        (lambda x, y: probes.linear_probe(x, y, x, y, solver="convx"), "Did you mean 'convex'"),
-        (lambda x, y: probes.knn_probe(x, y, x, y, k=0), "k >= 1"),
-        (lambda x, y: probes.kmeans(x, 301), "1 to 300 clusters"),
-        (lambda x, y: probes.mean_classifier(x, y, x, y).average(1), "2 to 4"),
-        (lambda x, y: probes.mean_classifier(x, y, x, y).average(5), "2 to 4"),
-        (lambda x, y: class_tasks(x, y, x, y, classifiers=("trained_",)), "trained"),
-    ],
-)
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda x, y: probes.linear_probe(x, None, x, y), "train_y is missing"),
+    (lambda x, y: probes.linear_probe(x, y, x[:, :2], y), "6 features and test_x 2"),
+    (lambda x, y: probes.linear_probe(x / 0, y, x, y), "NaN or infinity"),
+    (lambda x, y: probes.knn_probe(x, -torch.ones_like(y), x, y), "labelled points"),
+    (lambda x, y: probes.kmeans_accuracy(x, None), "labels is missing"),
+    (lambda x, y: on_views(x, y, None), "train_y is missing"),
+    (lambda x, y: on_views(x * torch.nan, y, y), "NaN"),
+    (lambda x, y: probes.linear_probe(x, y, x, y, solver="convx"), "Did you mean 'convex'"),
+    (lambda x, y: probes.knn_probe(x, y, x, y, k=0), "k >= 1"),
+    (lambda x, y: probes.kmeans(x, 301), "1 to 300 clusters"),
+    (lambda x, y: probes.mean_classifier(x, y, x, y).average(1), "2 to 4"),
+    (lambda x, y: probes.mean_classifier(x, y, x, y).average(5), "2 to 4"),
+    (lambda x, y: class_tasks(x, y, x, y, classifiers=("trained_",)), "trained"),
+])  # fmt: skip
 def test_bad_data_and_options_are_named(call, message):
     with pytest.raises((DataError, OptionError), match=message):
         call(*blobs())

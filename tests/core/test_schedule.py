@@ -36,16 +36,13 @@ def equal(one: RunFolder, other: RunFolder) -> bool:
     return all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("linear(1, 3)", [1.0, 1.5, 2.0, 3.0]),
-        ("linear(1, 3, start=5, end=15)", [1.0, 1.0, 2.0, 3.0]),
-        ("cosine(2, 0, end=10)", [2.0, 1 + math.cos(math.pi / 2), 0.0, 0.0]),
-        ("exponential(1, 1e-4)", [1.0, 0.1, 1e-2, 1e-4]),
-        ([[5, 1.0], [10, 2]], [1.0, 1.0, 2.0, 2.0]),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    ("linear(1, 3)", [1.0, 1.5, 2.0, 3.0]),
+    ("linear(1, 3, start=5, end=15)", [1.0, 1.0, 2.0, 3.0]),
+    ("cosine(2, 0, end=10)", [2.0, 1 + math.cos(math.pi / 2), 0.0, 0.0]),
+    ("exponential(1, 1e-4)", [1.0, 0.1, 1e-2, 1e-4]),
+    ([[5, 1.0], [10, 2]], [1.0, 1.0, 2.0, 2.0]),
+])  # fmt: skip
 def test_values_at_0_5_10_and_20_of_20(text, expected):
     curve = schedule.read(text)
     assert [curve.at(when, 20.0) for when in (0.0, 5.0, 10.0, 20.0)] == pytest.approx(expected, abs=1e-15)
@@ -146,23 +143,20 @@ def ahead():
         yield
 
 
-@pytest.mark.parametrize(
-    ("entry", "said"),
-    [
-        ("dp.weight=linear(0, 1)", "no term 'dp'"),
-        ("infonce.temperatur=linear(1, 2)", "Did you mean 'temperature'"),
-        ("infonce.similarity=linear(1, 2)", "nothing 'similarity' to schedule"),
-        ("infonce.temperature=linear(0, 1)", "must be a number > 0"),
-        *((f"infonce.temperature={wrong}", "is no schedule") for wrong in ("linear(1, nan)", "[]", "0.5")),
-        ("infonce.temperature=linear(1, 2, start=1, start=2)", "is no schedule"),
-        ("infonce.temperature=[[0, 1], [0, 2]]", "must rise"),
-        ("infonce.temperature=linear(1, 2, start=5, end=4)", "0 <= start < end"),
-        ("infonce.temperature=exponential(1, 0)", "above 0"),
-        ("infonce.weight=linear(1, -1)", "must be >= 0"),
-        ("learning_rate=cosin", "Did you mean 'cosine'"),
-        ("ahead.temperature=linear(1, 0.5)", "ahead computes scale from it when it is built"),
-    ],
-)
+@pytest.mark.parametrize(("entry", "said"), [
+    ("dp.weight=linear(0, 1)", "no term 'dp'"),
+    ("infonce.temperatur=linear(1, 2)", "Did you mean 'temperature'"),
+    ("infonce.similarity=linear(1, 2)", "nothing 'similarity' to schedule"),
+    ("infonce.temperature=linear(0, 1)", "must be a number > 0"),
+    *((f"infonce.temperature={wrong}", "is no schedule") for wrong in ("linear(1, nan)", "[]", "0.5")),
+    ("infonce.temperature=linear(1, 2, start=1, start=2)", "is no schedule"),
+    ("infonce.temperature=[[0, 1], [0, 2]]", "must rise"),
+    ("infonce.temperature=linear(1, 2, start=5, end=4)", "0 <= start < end"),
+    ("infonce.temperature=exponential(1, 0)", "above 0"),
+    ("infonce.weight=linear(1, -1)", "must be >= 0"),
+    ("learning_rate=cosin", "Did you mean 'cosine'"),
+    ("ahead.temperature=linear(1, 0.5)", "ahead computes scale from it when it is built"),
+])  # fmt: skip
 def test_what_cannot_be_scheduled_is_said_before_training(blobs, ahead, entry, said):
     chosen = "ahead" if entry.startswith("ahead") else "infonce"
     with pytest.raises(ConfigError, match=r"train\.schedule") as caught:
@@ -261,15 +255,12 @@ def test_the_ratios_are_those_of_the_formulas(blobs, tmp_path):
     assert record.diagnostics["grad/dp"] == pytest.approx(expected[5], rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        (f"objective=infonce(temperature=learned, init=0.07) + {SUM}", "blobs.queue=24"),
-        ("objective=infonce + 0.1*cllr(dim=8, solver=proximal) + swav", "train.microbatch=5"),
-        (f"objective=infonce + {SUM}", "train.activation_checkpointing=true", "train.precision=16-mixed"),
-        (f"objective=infonce + {SUM}", "train.schedule.dp.weight=linear(0, 1)", "train.clip=0.1"),
-    ],
-)
+@pytest.mark.parametrize("overrides", [
+    (f"objective=infonce(temperature=learned, init=0.07) + {SUM}", "blobs.queue=24"),
+    ("objective=infonce + 0.1*cllr(dim=8, solver=proximal) + swav", "train.microbatch=5"),
+    (f"objective=infonce + {SUM}", "train.activation_checkpointing=true", "train.precision=16-mixed"),
+    (f"objective=infonce + {SUM}", "train.schedule.dp.weight=linear(0, 1)", "train.clip=0.1"),
+])  # fmt: skip
 def test_measuring_changes_no_bit_of_training(blobs, tmp_path, monkeypatch, overrides):
     overrides = (*overrides, "train.evaluate_every=2")
     quiet(blobs, *overrides, runs=tmp_path / "with")
@@ -304,18 +295,15 @@ def test_a_regularizer_that_dominates_is_named_once(blobs, tmp_path, capsys):
     assert any(f"{weight / 2:.4g} instead of {weight:.4g}" in note for weight in (40 / 9, 5, 4, 9, 10))
 
 
-@pytest.mark.parametrize(
-    ("text", "logged"),
-    [
-        ("infonce", set()),
-        ("infonce + 0.1*dp(reduction=mean)", {"dp"}),
-        ("infonce + 5*dp(reduction=mean)", {"dp"}),
-        ("infonce + 0.1*cllr", {"cllr"}),
-        (f"5*{SUM}", set()),  # no base to compare with
-        (f"infonce + triplet + 0.01*{SUM}", {"infonce", "triplet", "dp"}),
-        (f"infonce + 0.01*{SUM} + 0.01*{SUM}", {"dp.0", "dp.1"}),
-    ],
-)
+@pytest.mark.parametrize(("text", "logged"), [
+    ("infonce", set()),
+    ("infonce + 0.1*dp(reduction=mean)", {"dp"}),
+    ("infonce + 5*dp(reduction=mean)", {"dp"}),
+    ("infonce + 0.1*cllr", {"cllr"}),
+    (f"5*{SUM}", set()),  # no base to compare with
+    (f"infonce + triplet + 0.01*{SUM}", {"infonce", "triplet", "dp"}),
+    (f"infonce + 0.01*{SUM} + 0.01*{SUM}", {"dp.0", "dp.1"}),
+])  # fmt: skip
 def test_what_is_compared(blobs, tmp_path, text, logged):
     record = quiet(blobs, f"objective={text}", runs=tmp_path)
     found = {name for line in lines(tmp_path) for name in line}

@@ -95,22 +95,19 @@ def test_errors_point_at_the_culprit(text, word, under):
     assert carets.count("^") >= len(under.split("=")[0]) or under in (")", "1")
 
 
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: InfoNCE(temperature=-1), "temperature must be a number > 0 or learned, got -1"),
-        (lambda: InfoNCE(True), "temperature must be a number > 0 or learned, got True"),
-        (lambda: InfoNCE(10**400), "temperature must be a number > 0 or learned, got 1000"),
-        (lambda: InfoNCE(temprature=1), "no option 'temprature'"),
-        (lambda: InfoNCE(**{"self": 1}), "infonce has no option 'self'"),
-        (lambda: Objective("foo"), r"similarity must be one of 'cosine', .*, None, got 'foo'"),
-        (lambda: Composite([]), "needs one term at least"),
-        (lambda: Composite([InfoNCE()], [1.0, 2.0]), "a weight for each of 1 terms, got 2"),
-        (lambda: dipole.objective("infonce", dim=0), "dim must be a whole number >= 1, got 0"),
-        (lambda: dipole.objective("infonce", dim=2.5), "dim must be a whole number >= 1, got 2.5"),
-        (lambda: dipole.objective("infonce", dim=True), "dim must be a whole number >= 1, got True"),
-    ],
-)
+@pytest.mark.parametrize(("make", "said"), [
+    (lambda: InfoNCE(temperature=-1), "temperature must be a number > 0 or learned, got -1"),
+    (lambda: InfoNCE(True), "temperature must be a number > 0 or learned, got True"),
+    (lambda: InfoNCE(10**400), "temperature must be a number > 0 or learned, got 1000"),
+    (lambda: InfoNCE(temprature=1), "no option 'temprature'"),
+    (lambda: InfoNCE(**{"self": 1}), "infonce has no option 'self'"),
+    (lambda: Objective("foo"), r"similarity must be one of 'cosine', .*, None, got 'foo'"),
+    (lambda: Composite([]), "needs one term at least"),
+    (lambda: Composite([InfoNCE()], [1.0, 2.0]), "a weight for each of 1 terms, got 2"),
+    (lambda: dipole.objective("infonce", dim=0), "dim must be a whole number >= 1, got 0"),
+    (lambda: dipole.objective("infonce", dim=2.5), "dim must be a whole number >= 1, got 2.5"),
+    (lambda: dipole.objective("infonce", dim=True), "dim must be a whole number >= 1, got True"),
+])  # fmt: skip
 def test_constructors_check_like_the_grammar(make, said):
     refused(OptionError, said, make)
 
@@ -124,15 +121,12 @@ def test_everything_is_registered():
         assert own == {f"{package.__name__}.{name}" for name in files}
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "said"),
-    [
-        ("infonce", {"source": "none", "formula": "0"}, "already registered by dipole"),
-        ("other", {"kind": "loss"}, "'other' .*be one of 'objective', 'regularizer', 'diagnostic', got 'loss'"),
-        ("other", {"weight": -1.0}, r"cannot register 'other' .*weight must be a finite number >= 0, got -1\.0"),
-        ("other", {"weight": float("nan")}, "weight must be a finite number >= 0, got nan"),
-    ],
-)
+@pytest.mark.parametrize(("name", "settings", "said"), [
+    ("infonce", {"source": "none", "formula": "0"}, "already registered by dipole"),
+    ("other", {"kind": "loss"}, "'other' .*be one of 'objective', 'regularizer', 'diagnostic', got 'loss'"),
+    ("other", {"weight": -1.0}, r"cannot register 'other' .*weight must be a finite number >= 0, got -1\.0"),
+    ("other", {"weight": float("nan")}, "weight must be a finite number >= 0, got nan"),
+])  # fmt: skip
 def test_what_is_unusable_or_taken_is_not_registered(name, settings, said):
     with registry.temporary(), pytest.raises(RegistryError, match=said):
 

@@ -305,28 +305,25 @@ def test_report_has_every_theorem_or_says_why_not():
     assert torch.equal(choose(torch.tensor([0, -1, 1]), 3, Choices()), torch.tensor([0, 2]))
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Choices(k=0), "k must be an integer >= 1"),
-        (lambda: Choices(seed=10**20), "seed must be an integer >= 0"),
-        (lambda: Choices(tasks=1), "tasks must be an integer >= 2"),
-        (lambda: Choices(confidence=1.0), "confidence must be a number > 0 and < 1"),
-        (lambda: Choices(losses=("softmax",)), "hinge, logistic"),
-        (lambda: Latent.of(torch.zeros(2, 2), torch.tensor([0, 1]), "flat"), "measured, uniform"),
-        (lambda: Latent.of(torch.zeros(2, 2), torch.tensor([0, 1]), torch.ones(3)), "each of the 2 classes"),
-        (lambda: Latent.of(torch.zeros(2, 2), torch.tensor([-1, -1])), "no point has a label"),
-        (lambda: Latent.of(torch.full((2, 2), torch.nan), torch.tensor([0, 1])), "not finite"),
-        (lambda: measure(torch.zeros(1, 2), None), "n >= 2"),
-        (lambda: measure(torch.ones(4, 2), torch.tensor([0, 1])), "needs a label"),
-        (lambda: measure(torch.full((4, 2), 1e160, dtype=torch.double), torch.arange(4) % 2), "overflow"),
-        (lambda: arora.mean_classifier_loss(small(), "hinge", 3, "distinct"), "needs as many"),
-        (lambda: arora.block_loss(small(), b=0), "b >= 1"),
-        (lambda: arora.unsupervised(X, LABELS, k=0), "unsupervised: k must be an integer >= 1, got 0"),
-        (lambda: arora.mean_classifier(X, LABELS, loss="foo"), "mean_classifier: loss must be one of hinge, logistic"),
-        (lambda: arora.class_collision(LABELS, k=0), "class_collision: k must be an integer >= 1, got 0"),
-    ],
-)
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda: Choices(k=0), "k must be an integer >= 1"),
+    (lambda: Choices(seed=10**20), "seed must be an integer >= 0"),
+    (lambda: Choices(tasks=1), "tasks must be an integer >= 2"),
+    (lambda: Choices(confidence=1.0), "confidence must be a number > 0 and < 1"),
+    (lambda: Choices(losses=("softmax",)), "hinge, logistic"),
+    (lambda: Latent.of(torch.zeros(2, 2), torch.tensor([0, 1]), "flat"), "measured, uniform"),
+    (lambda: Latent.of(torch.zeros(2, 2), torch.tensor([0, 1]), torch.ones(3)), "each of the 2 classes"),
+    (lambda: Latent.of(torch.zeros(2, 2), torch.tensor([-1, -1])), "no point has a label"),
+    (lambda: Latent.of(torch.full((2, 2), torch.nan), torch.tensor([0, 1])), "not finite"),
+    (lambda: measure(torch.zeros(1, 2), None), "n >= 2"),
+    (lambda: measure(torch.ones(4, 2), torch.tensor([0, 1])), "needs a label"),
+    (lambda: measure(torch.full((4, 2), 1e160, dtype=torch.double), torch.arange(4) % 2), "overflow"),
+    (lambda: arora.mean_classifier_loss(small(), "hinge", 3, "distinct"), "needs as many"),
+    (lambda: arora.block_loss(small(), b=0), "b >= 1"),
+    (lambda: arora.unsupervised(X, LABELS, k=0), "unsupervised: k must be an integer >= 1, got 0"),
+    (lambda: arora.mean_classifier(X, LABELS, loss="foo"), "mean_classifier: loss must be one of hinge, logistic"),
+    (lambda: arora.class_collision(LABELS, k=0), "class_collision: k must be an integer >= 1, got 0"),
+])  # fmt: skip
 def test_mistakes_are_one_message(make, message):
     fails((OptionError, DataError), message, make)
 
@@ -360,16 +357,13 @@ def test_theorems_name_what_exists():
     assert margin_loss("hinge", torch.zeros(3, 2)).tolist() == [1.0] * 3
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "wanted"),
-    [
-        ("names.txt", "New York\nParis\nNew York\n", [0, 1, 0]),
-        *(("one_line.txt", "3 1 3", [3, 1, 3]), ("unknown.txt", "-1\n5\n5\n", [-1, 5, 5])),
-        *(("hashes.txt", f"{2**64 - 1}\n1\n1\n", [1, 0, 0]), ("float.npy", [1.5, 1.7, math.nan], [0, 1, -1])),
-        ("unsigned.npy", np.array([2**64 - 1, 1, 1], dtype=np.uint64), [1, 0, 0]),
-        ("names.npy", ["a", "b", "a"], [0, 1, 0]),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "wanted"), [
+    ("names.txt", "New York\nParis\nNew York\n", [0, 1, 0]),
+    *(("one_line.txt", "3 1 3", [3, 1, 3]), ("unknown.txt", "-1\n5\n5\n", [-1, 5, 5])),
+    *(("hashes.txt", f"{2**64 - 1}\n1\n1\n", [1, 0, 0]), ("float.npy", [1.5, 1.7, math.nan], [0, 1, -1])),
+    ("unsigned.npy", np.array([2**64 - 1, 1, 1], dtype=np.uint64), [1, 0, 0]),
+    ("names.npy", ["a", "b", "a"], [0, 1, 0]),
+])  # fmt: skip
 def test_labels_of_any_kind_keep_their_classes_apart(tmp_path, name, content, wanted):
     path = tmp_path / name
     if path.suffix == ".npy":

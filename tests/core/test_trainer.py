@@ -55,23 +55,20 @@ DOMINATED = "objective=infonce + 50*dp(reduction=anchor_sum)"  # which is said i
 TEMPERATURE = "train.schedule.infonce.temperature=exponential(1, 0.1, start=2, end=8)"
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        (),
-        ("blobs.queue=24", "train.optimizer=sgd", "train.schedule=cosine", "train.warmup=2"),
-        ("objective=infonce(similarity=bilinear)+0.1*cllr(dim=8, solver=proximal)", "train.optimizer=adamw"),
-        ("train.optimizer=lars", "train.clip=0.1", "objective=infonce+dp"),
-        ("objective=infonce(temperature=learned, init=0.07)", "train.best_by=mean/accuracy"),
-        ("train.best_by=-mean/accuracy",),  # the smallest comes first, before the interruption
-        ("train.microbatch=5", "blobs.queue=24"),
-        ("train.activation_checkpointing=true",),
-        ("train.precision=16-mixed",),
-        ("objective=infonce+dp", TEMPERATURE, 'train.schedule."dp.weight"=[[0, 0], [4, 0.2], [8, 0.1]]'),
-        (DOMINATED, "train.steps=60"),
-        (DOMINATED, "train.steps=60", "train.best_by=mean/accuracy"),
-    ],
-)
+@pytest.mark.parametrize("overrides", [
+    (),
+    ("blobs.queue=24", "train.optimizer=sgd", "train.schedule=cosine", "train.warmup=2"),
+    ("objective=infonce(similarity=bilinear)+0.1*cllr(dim=8, solver=proximal)", "train.optimizer=adamw"),
+    ("train.optimizer=lars", "train.clip=0.1", "objective=infonce+dp"),
+    ("objective=infonce(temperature=learned, init=0.07)", "train.best_by=mean/accuracy"),
+    ("train.best_by=-mean/accuracy",),  # the smallest comes first, before the interruption
+    ("train.microbatch=5", "blobs.queue=24"),
+    ("train.activation_checkpointing=true",),
+    ("train.precision=16-mixed",),
+    ("objective=infonce+dp", TEMPERATURE, 'train.schedule."dp.weight"=[[0, 0], [4, 0.2], [8, 0.1]]'),
+    (DOMINATED, "train.steps=60"),
+    (DOMINATED, "train.steps=60", "train.best_by=mean/accuracy"),
+])  # fmt: skip
 def test_resume_is_bit_exact(blobs, tmp_path, monkeypatch, overrides):
     overrides = ("train.evaluate_every=4", *overrides)
     whole = quiet(blobs, *overrides, runs=tmp_path / "whole")
@@ -166,19 +163,16 @@ def test_finished_run_is_not_run_again_and_two_processes_cannot_train_one(blobs,
     refused(ZeroDivisionError, None, quiet, blobs, runs=tmp_path, overwrite=True)
 
 
-@pytest.mark.parametrize(
-    ("precision", "spoil", "said"),
-    [
-        ("32", lambda z: z + torch.zeros(2**58)[:1], r"out of memory at step 1: set train\.microbatch"),
-        ("32", lambda z: Steeper.apply(z, math.inf), r"step 1: the gradient norm is nan.*inside the encoder"),
-        (
-            "16-mixed",
-            lambda z: Steeper.apply(z, math.inf),
-            "step 18: the gradient norm is nan while the loss is finite",
-        ),
-        ("16-mixed", lambda z: z * math.nan, "step 1: the loss is not finite"),
-    ],
-)
+@pytest.mark.parametrize(("precision", "spoil", "said"), [
+    ("32", lambda z: z + torch.zeros(2**58)[:1], r"out of memory at step 1: set train\.microbatch"),
+    ("32", lambda z: Steeper.apply(z, math.inf), r"step 1: the gradient norm is nan.*inside the encoder"),
+    (
+        "16-mixed",
+        lambda z: Steeper.apply(z, math.inf),
+        "step 18: the gradient norm is nan while the loss is finite",
+    ),
+    ("16-mixed", lambda z: z * math.nan, "step 1: the loss is not finite"),
+])  # fmt: skip
 def test_what_a_step_cannot_do_is_one_message(blobs, tmp_path, monkeypatch, precision, spoil, said):
     """In float16 a step is left out while a smaller scale may help, and no longer."""
     patch_blobs(monkeypatch, "spoil", spoil)
@@ -256,14 +250,11 @@ def test_what_a_received_folder_has_in_place_of_our_files_is_not_written_to(blob
     assert quiet(blobs, runs=tmp_path / "runs").status == "done"
 
 
-@pytest.mark.parametrize(
-    ("setting", "error", "said"),
-    [
-        ("train.batch_size=65", ConfigError, "more than one epoch"),
-        ("device=cuda:103", ConfigError, r"device: 'cuda:103' is not here .*\"auto\" or \"cpu\""),
-        ("seed=1", TrainingError, r"epoch 0 gave 3 batches .* where 4 were announced"),
-    ],
-)
+@pytest.mark.parametrize(("setting", "error", "said"), [
+    ("train.batch_size=65", ConfigError, "more than one epoch"),
+    ("device=cuda:103", ConfigError, r"device: 'cuda:103' is not here .*\"auto\" or \"cpu\""),
+    ("seed=1", TrainingError, r"epoch 0 gave 3 batches .* where 4 were announced"),
+])  # fmt: skip
 def test_what_does_not_fit_is_one_message(blobs, tmp_path, monkeypatch, setting, error, said):
     batches = BlobsAdapter.batches
     monkeypatch.setattr(BlobsAdapter, "batches", lambda self, epoch, start=0: list(batches(self, epoch, start))[:-1])
@@ -357,14 +348,11 @@ def test_resume_on_a_gpu(blobs, tmp_path, monkeypatch, precision):
     torch.testing.assert_close(weights(tmp_path / "parts"), weights(tmp_path / "whole"), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("term", "rate", "said"),
-    [
-        ("cllr", 0.02, "cllr: L has vanished"),
-        ("cllr(alpha=0)", 0.1, "cllr: L is a multiple of the identity"),
-        ("1*cllr(alpha=0.3, features=unit, norm=nuclear, solver=proximal)", 0.1, ""),
-    ],
-)
+@pytest.mark.parametrize(("term", "rate", "said"), [
+    ("cllr", 0.02, "cllr: L has vanished"),
+    ("cllr(alpha=0)", 0.1, "cllr: L is a multiple of the identity"),
+    ("1*cllr(alpha=0.3, features=unit, norm=nuclear, solver=proximal)", 0.1, ""),
+])  # fmt: skip
 def test_what_becomes_of_a_projection_is_said_and_recorded_once(blobs, tmp_path, capsys, term, rate, said):
     plain = ("train.optimizer=sgd", "train.momentum=0", "train.evaluate_every=50", "train.checkpoint_every=50")
     overrides = (f"objective=infonce + {term}", f"train.learning_rate={rate}", "train.steps=150", *plain)

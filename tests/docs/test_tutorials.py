@@ -216,14 +216,11 @@ def test_first_cell_installs_every_import(name):
             assert owners & brought, f"nothing that the first cell installs brings {module}"
 
 
-@pytest.mark.parametrize(
-    ("place", "found", "said"),
-    [
-        ("git+https://host/repository", True, ""),
-        ("file:///checkout", False, "pip cannot install dipole from file:///checkout"),
-        ("", False, "RuntimeError: Set DIPOLE_SOURCE to git+URL or file:///CHECKOUT."),
-    ],
-)
+@pytest.mark.parametrize(("place", "found", "said"), [
+    ("git+https://host/repository", True, ""),
+    ("file:///checkout", False, "pip cannot install dipole from file:///checkout"),
+    ("", False, "RuntimeError: Set DIPOLE_SOURCE to git+URL or file:///CHECKOUT."),
+])  # fmt: skip
 def test_first_cell_calls_pip_and_names_the_fix(place, found, said, tmp_path):
     """In an environment without dipole, whose pip writes down what it is asked for."""
     (tmp_path / "pip").mkdir()
@@ -291,15 +288,12 @@ def test_a_notebook_has_outputs_and_links_that_lead_to_the_site():
     assert "[next](https://host/docs/tutorials/2-b.html)" in online.cells[2].source
 
 
-@pytest.mark.parametrize(
-    ("output", "alt", "said"),
-    [
-        ("runs/0123 is there", "A line.", ""),
-        (f"{Path.home()}/runs", "A line.", "place of this machine"),
-        ("\x1b[1mbold\x1b[0m", "A line.", "escape codes"),
-        ("fine", "", "does not say what it shows"),
-    ],
-)
+@pytest.mark.parametrize(("output", "alt", "said"), [
+    ("runs/0123 is there", "A line.", ""),
+    (f"{Path.home()}/runs", "A line.", "place of this machine"),
+    ("\x1b[1mbold\x1b[0m", "A line.", "escape codes"),
+    ("fine", "", "does not say what it shows"),
+])  # fmt: skip
 def test_rejects_unexpected_outputs(output, alt, said):
     found = tutorials.problems([CELLS[3] | {"output": output, "alt": alt}])
     assert said in found

@@ -168,20 +168,17 @@ def test_recipes_have_settings_of_peers():
     assert RLAdapter.objective_optional
 
 
-@pytest.mark.parametrize(
-    ("recipe", "setting", "said"),
-    [
-        ("dot", "rl.task=cheeta-run", r"unknown task 'cheeta-run'.*cheetah-run"),
-        ("dot", "train.weight_decay=0.1", r"train.weight_decay: has no effect in the domain 'rl'"),
-        ("dot", "train.schedule=cosine", r"train\.schedule: has no effect in the domain 'rl'"),
-        ("dot", "rl.encoder_stepz=1", "encoder_stepz"),
-        ("dot", "rl.evaluation_workers=4", "set evaluation_seeds = 'each'"),
-        ("dot-state", "rl.frame_stack=2", "frame_stack has no effect with inputs='state'"),
-        ("curl", "rl.difficulty=medium", "difficulty has no effect on the task"),
-        ("dot", "rl.camera=1", "camera has no effect on the task 'dot', whose settings are size, frame_stack"),
-        ("dot", "rl.action_repeat=1", "repeat has no effect on the task 'dot', whose settings are size, frame_stack"),
-    ],
-)
+@pytest.mark.parametrize(("recipe", "setting", "said"), [
+    ("dot", "rl.task=cheeta-run", r"unknown task 'cheeta-run'.*cheetah-run"),
+    ("dot", "train.weight_decay=0.1", r"train.weight_decay: has no effect in the domain 'rl'"),
+    ("dot", "train.schedule=cosine", r"train\.schedule: has no effect in the domain 'rl'"),
+    ("dot", "rl.encoder_stepz=1", "encoder_stepz"),
+    ("dot", "rl.evaluation_workers=4", "set evaluation_seeds = 'each'"),
+    ("dot-state", "rl.frame_stack=2", "frame_stack has no effect with inputs='state'"),
+    ("curl", "rl.difficulty=medium", "difficulty has no effect on the task"),
+    ("dot", "rl.camera=1", "camera has no effect on the task 'dot', whose settings are size, frame_stack"),
+    ("dot", "rl.action_repeat=1", "repeat has no effect on the task 'dot', whose settings are size, frame_stack"),
+])  # fmt: skip
 def test_wrong_keys_of_a_recipe_are_named(recipe, setting, said):
     with pytest.raises(ConfigError, match=said):
         load_recipe(recipe, [setting])

@@ -216,31 +216,28 @@ def test_emulated_bf16_warns(tiny_agent, monkeypatch):
         tiny_agent(precision="bf16")
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"batch_sise": 8}, "no setting 'batch_sise'. Did you mean 'batch_size'"),
-        ({"twin_loss": "third"}, "twin_loss: 'third' is not allowed. Allowed: sum, half."),
-        ({"gamma": 2}, "gamma: should be less than or equal to 1, got 2"),
-        ({"batch_size": 8.5}, "batch_size: should be a valid integer"),
-        ({"batch_size": len}, "batch_size: should be a valid integer"),
-        ({"joint_backward": 1}, "joint_backward: should be a valid boolean"),
-        ({"layers": 12}, "too small for 12 convolutions"),
-        ({"batch_size": None}, "batch_size: should be a valid integer, got null"),
-        ({"policy_kwargs": {"net_arch": [8]}}, "the same setting"),
-        ({"seed": -1}, "seed must be an integer from 0 to 2**32 - 1, or None, got -1"),
-        ({"gradient_steps": "x"}, "gradient_steps: should be a valid integer"),
-        ({"ent_coef": -1}, "ent_coef: must be 'auto' or a number >= 0, got -1"),
-        ({"action_noise": 3}, "action_noise must be an ActionNoise of SB3"),
-        ({"objective": "tuple"}, "the objective tuple cannot run inside an agent: tuple is supervised"),
-        ({"objective": "cacr(k=4)", "positives": 1}, "the objective cacr(k=4) cannot run inside an agent"),
-        ({"objective": "infonse"}, "infonce"),
-        ({"objective": torch.nn.Linear(2, 2)}, "objective must be a text"),
-        ({"image_size": None, "augmentation": lambda images: images / 255}, "returns values from 0 to 1, but"),
-        ({"env": gymnasium.make("Pendulum-v1")}, "sees no image here"),
-        ({"env": gymnasium.wrappers.DtypeObservation(DotEnv(), np.float32)}, "needs uint8 images"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "said"), [
+    ({"batch_sise": 8}, "no setting 'batch_sise'. Did you mean 'batch_size'"),
+    ({"twin_loss": "third"}, "twin_loss: 'third' is not allowed. Allowed: sum, half."),
+    ({"gamma": 2}, "gamma: should be less than or equal to 1, got 2"),
+    ({"batch_size": 8.5}, "batch_size: should be a valid integer"),
+    ({"batch_size": len}, "batch_size: should be a valid integer"),
+    ({"joint_backward": 1}, "joint_backward: should be a valid boolean"),
+    ({"layers": 12}, "too small for 12 convolutions"),
+    ({"batch_size": None}, "batch_size: should be a valid integer, got null"),
+    ({"policy_kwargs": {"net_arch": [8]}}, "the same setting"),
+    ({"seed": -1}, "seed must be an integer from 0 to 2**32 - 1, or None, got -1"),
+    ({"gradient_steps": "x"}, "gradient_steps: should be a valid integer"),
+    ({"ent_coef": -1}, "ent_coef: must be 'auto' or a number >= 0, got -1"),
+    ({"action_noise": 3}, "action_noise must be an ActionNoise of SB3"),
+    ({"objective": "tuple"}, "the objective tuple cannot run inside an agent: tuple is supervised"),
+    ({"objective": "cacr(k=4)", "positives": 1}, "the objective cacr(k=4) cannot run inside an agent"),
+    ({"objective": "infonse"}, "infonce"),
+    ({"objective": torch.nn.Linear(2, 2)}, "objective must be a text"),
+    ({"image_size": None, "augmentation": lambda images: images / 255}, "returns values from 0 to 1, but"),
+    ({"env": gymnasium.make("Pendulum-v1")}, "sees no image here"),
+    ({"env": gymnasium.wrappers.DtypeObservation(DotEnv(), np.float32)}, "needs uint8 images"),
+])  # fmt: skip
 def test_wrong_settings_raise_errors_that_name_them(tiny_agent, settings, said):
     refused((ConfigError, SpecError), re.escape(said), tiny_agent, **settings)
 

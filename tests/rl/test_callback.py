@@ -110,14 +110,11 @@ def floating():
 FLOATS = {**NET, "normalize_images": False, "features_extractor_kwargs": {"normalized_image": True}}
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: made(SAC, both(), "MultiInputPolicy"),
-        lambda: made(PPO, both(), "MultiInputPolicy"),
-        lambda: made(SAC, floating(), policy_kwargs=FLOATS),
-    ],
-)
+@pytest.mark.parametrize("make", [
+    lambda: made(SAC, both(), "MultiInputPolicy"),
+    lambda: made(PPO, both(), "MultiInputPolicy"),
+    lambda: made(SAC, floating(), policy_kwargs=FLOATS),
+])  # fmt: skip
 def test_images_in_a_dictionary_and_images_of_floats_are_augmented(make):
     agent, callback, shapes = make(), ContrastiveCallback("infonce", batch_size=8), []
     callback.augmentation = lambda images: shapes.append(tuple(images.shape)) or images
@@ -138,31 +135,28 @@ def stacked():
 SEES = r"\(3, 36, 36\), and the agent sees .*\(9, 36, 36\).*Make VecNormalize the out"
 
 
-@pytest.mark.parametrize(
-    ("make", "settings", "said"),
-    [
-        (sac, {"updates": 0}, "updates must be an integer >= 1, got 0"),
-        (sac, {"batch_size": 1}, "batch_size must be an integer >= 2, got 1"),
-        (sac, {"learning_rate": -1}, "learning_rate must be a number from 0 to inf, got -1"),
-        (sac, {"tau": 2}, "tau must be a number from 0 to 1, got 2"),
-        (sac, {"augmentation": "crop"}, "augmentation must be a function"),
-        (sac, {"encoder": 3}, "encoder must be a function that finds a module"),
-        (sac, {"objective": "infonse"}, "infonce"),
-        (sac, {"objective": "none"}, "Leave the callback out"),
-        (sac, {"objective": "tuple"}, r"tuple cannot run inside an agent: .*labels"),
-        (lambda: made(SAC, "Pendulum-v1", "MlpPolicy", policy_kwargs={}), {}, "needs an agent that observes images"),
-        (lambda: made(SAC, policy="MlpPolicy"), {}, "FlattenExtractor has nothing to train: give the agent one"),
-        (lambda: made(SAC, floating(), "MlpPolicy"), {}, "FlattenExtractor has nothing to train: give the agent one"),
-        (lambda: made(SAC, stacked()), {}, SEES),
-        (sac, {"augmentation": lambda images: None}, "augmentation made a NoneType of two images"),
-        (sac, {"augmentation": lambda images: images[:1]}, r"augmentation made \(1, 9, 36, 36\) of two images"),
-        (sac, {"augmentation": lambda images: images[..., :5]}, "NatureCNN cannot see augmented observations"),
-        (sac, {"encoder": lambda model: torch.nn.Linear(2, 2)}, "no features_dim"),
-        (ppo, {"encoder": lambda model: Wrong(36, 5)}, r"makes \(2, 9, 36, 5\) of two observations, not \(2, 7\)"),
-        (ppo, {"encoder": lambda model: Wrong(35, 5)}, "cannot see augmented observations of Box"),
-        (ppo, {"encoder": lambda model: model.policy}, "makes a tuple of two observations"),
-    ],
-)
+@pytest.mark.parametrize(("make", "settings", "said"), [
+    (sac, {"updates": 0}, "updates must be an integer >= 1, got 0"),
+    (sac, {"batch_size": 1}, "batch_size must be an integer >= 2, got 1"),
+    (sac, {"learning_rate": -1}, "learning_rate must be a number from 0 to inf, got -1"),
+    (sac, {"tau": 2}, "tau must be a number from 0 to 1, got 2"),
+    (sac, {"augmentation": "crop"}, "augmentation must be a function"),
+    (sac, {"encoder": 3}, "encoder must be a function that finds a module"),
+    (sac, {"objective": "infonse"}, "infonce"),
+    (sac, {"objective": "none"}, "Leave the callback out"),
+    (sac, {"objective": "tuple"}, r"tuple cannot run inside an agent: .*labels"),
+    (lambda: made(SAC, "Pendulum-v1", "MlpPolicy", policy_kwargs={}), {}, "needs an agent that observes images"),
+    (lambda: made(SAC, policy="MlpPolicy"), {}, "FlattenExtractor has nothing to train: give the agent one"),
+    (lambda: made(SAC, floating(), "MlpPolicy"), {}, "FlattenExtractor has nothing to train: give the agent one"),
+    (lambda: made(SAC, stacked()), {}, SEES),
+    (sac, {"augmentation": lambda images: None}, "augmentation made a NoneType of two images"),
+    (sac, {"augmentation": lambda images: images[:1]}, r"augmentation made \(1, 9, 36, 36\) of two images"),
+    (sac, {"augmentation": lambda images: images[..., :5]}, "NatureCNN cannot see augmented observations"),
+    (sac, {"encoder": lambda model: torch.nn.Linear(2, 2)}, "no features_dim"),
+    (ppo, {"encoder": lambda model: Wrong(36, 5)}, r"makes \(2, 9, 36, 5\) of two observations, not \(2, 7\)"),
+    (ppo, {"encoder": lambda model: Wrong(35, 5)}, "cannot see augmented observations of Box"),
+    (ppo, {"encoder": lambda model: model.policy}, "makes a tuple of two observations"),
+])  # fmt: skip
 def test_wrong_arguments_and_errors_of_the_first_step_are_raised_before_training(make, settings, said):
     agent = make()
     with pytest.raises(DipoleError, match=said):
@@ -267,19 +261,16 @@ def every(steps):
     return lambda callback: EveryNTimesteps(steps, callback)
 
 
-@pytest.mark.parametrize(
-    ("wrap", "settings", "steps", "expected"),
-    [
-        (None, {"buffer_size": 20, "learning_starts": 30}, 40, 10),
-        (None, {"buffer_size": 40, "learning_starts": 40, "env": 3}, 60, 7),  # 13 x 3 < 40
-        (None, {"buffer_size": 30, "learning_starts": 10, "batch": 500}, 40, 30),
-        (None, {"buffer_size": 7, "learning_starts": 9, "env": 2, "train_freq": 3}, 30, 4),
-        (every(5), {"buffer_size": 40, "learning_starts": 11}, 40, 6),
-        (lambda callback: every(5)(BaseCallbackList([callback])), {"learning_starts": 11}, 40, 6),
-        (lambda callback: every(10)(every(1)(callback)), {"learning_starts": 11}, 40, 3),
-        (every(3), {"learning_starts": 0, "train_freq": 12}, 24, 8),
-    ],
-)
+@pytest.mark.parametrize(("wrap", "settings", "steps", "expected"), [
+    (None, {"buffer_size": 20, "learning_starts": 30}, 40, 10),
+    (None, {"buffer_size": 40, "learning_starts": 40, "env": 3}, 60, 7),  # 13 x 3 < 40
+    (None, {"buffer_size": 30, "learning_starts": 10, "batch": 500}, 40, 30),
+    (None, {"buffer_size": 7, "learning_starts": 9, "env": 2, "train_freq": 3}, 30, 4),
+    (every(5), {"buffer_size": 40, "learning_starts": 11}, 40, 6),
+    (lambda callback: every(5)(BaseCallbackList([callback])), {"learning_starts": 11}, 40, 6),
+    (lambda callback: every(10)(every(1)(callback)), {"learning_starts": 11}, 40, 3),
+    (every(3), {"learning_starts": 0, "train_freq": 12}, 24, 8),
+])  # fmt: skip
 def test_off_policy_agents_step_whenever_they_learn(wrap, settings, steps, expected):
     batch, count = settings.pop("batch", 8), settings.pop("env", 1)
     agent = made(SAC, DummyVecEnv([lambda: DotEnv(size=36)] * count), gradient_steps=0, **settings)
@@ -316,16 +307,13 @@ def test_on_policy_agents_step_after_their_update(wrap, steps):
     assert max(divergences) < 1e-6
 
 
-@pytest.mark.parametrize(
-    ("make", "steps", "said"),
-    [
-        (lambda each: (made(PPO), each), 0, "in 0 timesteps. No rollout was complete"),
-        (lambda each: (sac(), each), 10, "in 10 timesteps. The agent's learning_starts is 10: lower it"),
-        (lambda each: (sac(), every(90)(each)), 20, "in 20 timesteps. It is inside an EventCallback that had no"),
-        (lambda each: (sac(train_freq=50, learning_starts=0), BaseCallbackList([each, Stop()])), 20, "No rollout was"),
-        (lambda each: (made(A2C, Pictures(1), n_steps=5), each), 10, "fewer than two different observations"),
-    ],
-)
+@pytest.mark.parametrize(("make", "steps", "said"), [
+    (lambda each: (made(PPO), each), 0, "in 0 timesteps. No rollout was complete"),
+    (lambda each: (sac(), each), 10, "in 10 timesteps. The agent's learning_starts is 10: lower it"),
+    (lambda each: (sac(), every(90)(each)), 20, "in 20 timesteps. It is inside an EventCallback that had no"),
+    (lambda each: (sac(train_freq=50, learning_starts=0), BaseCallbackList([each, Stop()])), 20, "No rollout was"),
+    (lambda each: (made(A2C, Pictures(1), n_steps=5), each), 10, "fewer than two different observations"),
+])  # fmt: skip
 def test_training_without_a_step_ends_with_a_warning(make, steps, said):
     agent, callback = make(ContrastiveCallback())
     with pytest.warns(RuntimeWarning, match=f"ContrastiveCallback took no step.*{said}"):

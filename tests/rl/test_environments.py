@@ -154,26 +154,23 @@ def test_lqr_draws_its_springs_from_the_seed(opengl):
         np.testing.assert_array_equal(env._physics.data.qpos, reference.physics.data.qpos)
 
 
-@pytest.mark.parametrize(
-    ("task", "settings", "said"),
-    [
-        ("dot", {"rendering": "fast"}, r"'dot' has no setting 'rendering'.*Settings: size, frame_stack, render_mode"),
-        ("cheetah-run", {"sise": 3}, r"no setting 'sise'. Did you mean 'size'"),
-        ("dot", {"size": 5}, "size must be at least 12"),
-        ("dot", {"size": "28"}, "size must be an integer >= 1, got '28'"),
-        ("dot", {"frame_stack": 0}, "frame_stack must be an integer >= 1"),
-        ("dot", {"render_mode": "human"}, "render_mode must be 'rgb_array' or None"),
-        ("cheetah-run", {"seed": -1}, "seed must be an integer from 0 to"),
-        ("cheetah-run", {"task_kwargs": {"foo": 1}}, r"task_kwargs \{'foo': 1\} do not fit cheetah-run: .*'foo'"),
-        ("cheetah-run", {"action_repeat": 0}, "action_repeat must be an integer >= 1"),
-        ("cheetah-run", {"rendering": "best"}, "rendering must be 'paper' or 'fast'"),
-        ("cheetah-run", {"render_mode": "human"}, "render_mode must be 'rgb_array' or None"),
-        ("cheetah-run", {"camera": 17}, "camera 17 does not exist"),
-        ("cheetah-run", {"camera": "nose"}, "camera 'nose' does not exist"),
-        ("cheeta-run", {}, r"unknown task 'cheeta-run'.*Did you mean 'cheetah-run'"),
-        (None, {}, "unknown task None"),
-    ],
-)
+@pytest.mark.parametrize(("task", "settings", "said"), [
+    ("dot", {"rendering": "fast"}, r"'dot' has no setting 'rendering'.*Settings: size, frame_stack, render_mode"),
+    ("cheetah-run", {"sise": 3}, r"no setting 'sise'. Did you mean 'size'"),
+    ("dot", {"size": 5}, "size must be at least 12"),
+    ("dot", {"size": "28"}, "size must be an integer >= 1, got '28'"),
+    ("dot", {"frame_stack": 0}, "frame_stack must be an integer >= 1"),
+    ("dot", {"render_mode": "human"}, "render_mode must be 'rgb_array' or None"),
+    ("cheetah-run", {"seed": -1}, "seed must be an integer from 0 to"),
+    ("cheetah-run", {"task_kwargs": {"foo": 1}}, r"task_kwargs \{'foo': 1\} do not fit cheetah-run: .*'foo'"),
+    ("cheetah-run", {"action_repeat": 0}, "action_repeat must be an integer >= 1"),
+    ("cheetah-run", {"rendering": "best"}, "rendering must be 'paper' or 'fast'"),
+    ("cheetah-run", {"render_mode": "human"}, "render_mode must be 'rgb_array' or None"),
+    ("cheetah-run", {"camera": 17}, "camera 17 does not exist"),
+    ("cheetah-run", {"camera": "nose"}, "camera 'nose' does not exist"),
+    ("cheeta-run", {}, r"unknown task 'cheeta-run'.*Did you mean 'cheetah-run'"),
+    (None, {}, "unknown task None"),
+])  # fmt: skip
 @pytest.mark.usefixtures("opengl")
 def test_wrong_keywords_of_an_environment_raise_errors(task, settings, said):
     refused(ConfigError, said, make_env, task, **settings)

@@ -102,24 +102,21 @@ WHITE = [np.zeros((8, 8, 3), np.uint8)]
 CURVES = {"none": [[Evaluation(1, 1, (1.0,))], [Evaluation(2, 2, (1.0,))]]}
 
 
-@pytest.mark.parametrize(
-    ("error", "said", "call"),
-    [
-        (ConfigError, "one gymnasium environment.*got DummyVecEnv", lambda a, _: evaluate(a, DummyVecEnv([DotEnv]))),
-        (ConfigError, "episodes must be an integer >= 1, got 0", lambda a, _: evaluate(a, DotEnv(), 0)),
-        (ConfigError, r"made for .*\(9, 28, 28\).*\(9, 36, 36\)", lambda a, _: evaluate(a, DotEnv(size=36))),
-        (ConfigError, r"every must be an integer >= 1, got 0\.5", lambda *_: EvaluationCallback(DotEnv(), every=0.5)),
-        (ConfigError, "video_every must be .*>= 0, got -1", lambda *_: EvaluationCallback(DotEnv(), video_every=-1)),
-        (ConfigError, "seed must be an integer from 0", lambda *_: EvaluationCallback(DotEnv(), seed=-1)),
-        (ConfigError, "total_timesteps must be an integer >= 0", lambda a, _: a.learn(1e3)),
-        (DataError, "a video needs frames", lambda _, path: episodes.write_video([], path / "none.gif")),
-        (ConfigError, r"\.gif or \.mp4, not '\.avi'", lambda _, path: episodes.write_video(WHITE, path / "film.avi")),
-        *((DataError, "finite numbers", lambda *_, wrong=wrong: aggregate(wrong)) for wrong in ([], [1, np.nan])),
-        (DataError, "no evaluation at the same env", lambda _, path: episodes.plot_curves(CURVES, path / "c.png")),
-        (ConfigError, r"drawn as \.png", lambda _, path: episodes.plot_curves({}, path / "curve.xyz")),
-        (ConfigError, "confidence must lie between 0 and 1, got 95", lambda *_: aggregate([1, 2], confidence=95)),
-    ],
-)
+@pytest.mark.parametrize(("error", "said", "call"), [
+    (ConfigError, "one gymnasium environment.*got DummyVecEnv", lambda a, _: evaluate(a, DummyVecEnv([DotEnv]))),
+    (ConfigError, "episodes must be an integer >= 1, got 0", lambda a, _: evaluate(a, DotEnv(), 0)),
+    (ConfigError, r"made for .*\(9, 28, 28\).*\(9, 36, 36\)", lambda a, _: evaluate(a, DotEnv(size=36))),
+    (ConfigError, r"every must be an integer >= 1, got 0\.5", lambda *_: EvaluationCallback(DotEnv(), every=0.5)),
+    (ConfigError, "video_every must be .*>= 0, got -1", lambda *_: EvaluationCallback(DotEnv(), video_every=-1)),
+    (ConfigError, "seed must be an integer from 0", lambda *_: EvaluationCallback(DotEnv(), seed=-1)),
+    (ConfigError, "total_timesteps must be an integer >= 0", lambda a, _: a.learn(1e3)),
+    (DataError, "a video needs frames", lambda _, path: episodes.write_video([], path / "none.gif")),
+    (ConfigError, r"\.gif or \.mp4, not '\.avi'", lambda _, path: episodes.write_video(WHITE, path / "film.avi")),
+    *((DataError, "finite numbers", lambda *_, wrong=wrong: aggregate(wrong)) for wrong in ([], [1, np.nan])),
+    (DataError, "no evaluation at the same env", lambda _, path: episodes.plot_curves(CURVES, path / "c.png")),
+    (ConfigError, r"drawn as \.png", lambda _, path: episodes.plot_curves({}, path / "curve.xyz")),
+    (ConfigError, "confidence must lie between 0 and 1, got 95", lambda *_: aggregate([1, 2], confidence=95)),
+])  # fmt: skip
 def test_wrong_arguments_of_evaluation_raise_errors(tiny_agent, tmp_path, error, said, call):
     refused(error, said, call, tiny_agent(), tmp_path)
 

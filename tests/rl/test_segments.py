@@ -167,28 +167,25 @@ def checkpoint(tmp_path_factory):
     return snapshots.save(tiny().learn(12), tmp_path_factory.mktemp("whole") / "agent-000000012")
 
 
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        (shutil.rmtree, "no checkpoint"),
-        (lambda folder: os.truncate(folder / "replay.npz", 90), r"incomplete: replay.npz has 90 of \d+ bytes"),
-        (lambda folder: (folder / "replay.npz").unlink(), "incomplete"),
-        (lambda folder: next(folder.glob("replay-*-*.npz")).unlink(), r"incomplete: replay-\S+ has 0 of"),
-        (flip, r"damaged: the content of replay-\S+ does not match its checksum"),
-        (told(lambda found: found["replay"][0].update(file="../../elsewhere.npz")), "no checkpoint of an agent"),
-        (told(lambda found: found.update(replay=7)), "no checkpoint of an agent"),
-        (told(lambda found: found["replay"][0].update(steps=[5, 3])), "cannot be read"),
-        (told(lambda found: found["replay"][0].update(planes=[[0, 10**12]])), "cannot be read"),
-        (told(lambda found: found["replay"][0].pop("sha256")), "cannot be read"),
-        (told(lambda found: found.update(format=1, bytes={})), r"another version of dipole.*--resume never"),
-        (lambda folder: a_pickle(folder, "state.npz"), "cannot be read"),
-        (lambda folder: a_pickle(folder, "replay.npz"), "cannot be read"),
-        (lambda folder: a_pickle(folder, "state.json"), "cannot be read"),
-        (lambda folder: a_pickle(folder, "agent.zip"), "cannot be read"),
-        pytest.param(lambda folder: a_pipe(folder / "manifest.json"), "damaged|incomplete", marks=posix),
-        pytest.param(lambda folder: a_pipe(folder / "state.json"), "damaged|incomplete", marks=posix),
-    ],
-)
+@pytest.mark.parametrize(("damage", "said"), [
+    (shutil.rmtree, "no checkpoint"),
+    (lambda folder: os.truncate(folder / "replay.npz", 90), r"incomplete: replay.npz has 90 of \d+ bytes"),
+    (lambda folder: (folder / "replay.npz").unlink(), "incomplete"),
+    (lambda folder: next(folder.glob("replay-*-*.npz")).unlink(), r"incomplete: replay-\S+ has 0 of"),
+    (flip, r"damaged: the content of replay-\S+ does not match its checksum"),
+    (told(lambda found: found["replay"][0].update(file="../../elsewhere.npz")), "no checkpoint of an agent"),
+    (told(lambda found: found.update(replay=7)), "no checkpoint of an agent"),
+    (told(lambda found: found["replay"][0].update(steps=[5, 3])), "cannot be read"),
+    (told(lambda found: found["replay"][0].update(planes=[[0, 10**12]])), "cannot be read"),
+    (told(lambda found: found["replay"][0].pop("sha256")), "cannot be read"),
+    (told(lambda found: found.update(format=1, bytes={})), r"another version of dipole.*--resume never"),
+    (lambda folder: a_pickle(folder, "state.npz"), "cannot be read"),
+    (lambda folder: a_pickle(folder, "replay.npz"), "cannot be read"),
+    (lambda folder: a_pickle(folder, "state.json"), "cannot be read"),
+    (lambda folder: a_pickle(folder, "agent.zip"), "cannot be read"),
+    pytest.param(lambda folder: a_pipe(folder / "manifest.json"), "damaged|incomplete", marks=posix),
+    pytest.param(lambda folder: a_pipe(folder / "state.json"), "damaged|incomplete", marks=posix),
+])  # fmt: skip
 def test_a_damaged_checkpoint_is_refused(checkpoint, tmp_path, damage, said):
     folder = shutil.copytree(checkpoint, tmp_path / "agent-000000012")
     damage(folder)

@@ -304,17 +304,14 @@ def test_entry_of_a_file_sets_what_the_recipe_leaves_out(tmp_path):
     assert (other.rl.tau, other.train.learning_rate, other.rl.buffer_size) == (0.02, 5e-4, 100_000)
 
 
-@pytest.mark.parametrize(
-    ("text", "task", "said"),
-    [
-        (None, "dot", "cannot be read"),
-        ("[1, 2]", "dot", "must map tasks to hyper-parameters"),
-        ("dot: {learning_rate: lin_1e-3}", "dot", "is a schedule, and a recipe has a constant rate"),
-        ("walker-walk: {tau: 0.1}", "dot", r"no entry 'dot' and no 'default'\. Entries: walker-walk"),
-        (FILE, "odd", r"env_wrapper has no meaning here\. Use the environment's own settings"),
-        (FILE, "code", r"policy_kwargs = .* cannot be read"),
-    ],
-)
+@pytest.mark.parametrize(("text", "task", "said"), [
+    (None, "dot", "cannot be read"),
+    ("[1, 2]", "dot", "must map tasks to hyper-parameters"),
+    ("dot: {learning_rate: lin_1e-3}", "dot", "is a schedule, and a recipe has a constant rate"),
+    ("walker-walk: {tau: 0.1}", "dot", r"no entry 'dot' and no 'default'\. Entries: walker-walk"),
+    (FILE, "odd", r"env_wrapper has no meaning here\. Use the environment's own settings"),
+    (FILE, "code", r"policy_kwargs = .* cannot be read"),
+])  # fmt: skip
 def test_unreadable_files_raise_errors(tmp_path, text, task, said):
     if text is not None:
         (tmp_path / "some.yml").write_text(text)
@@ -409,30 +406,27 @@ def test_architectures_equal_those_of_sb3():
     assert ours.settings.critic_hidden == (24, 12)
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"policy_kwargs": {"features_extractor_class": 3}}, "'features_extractor_class'.*ContrastiveCallback"),
-        ({"policy_kwargs": {"share_features_extractor": True}}, "'share_features_extractor'.*share the convolutions"),
-        ({"policy_kwargs": {"optimizer_class": torch.optim.SGD}}, "'optimizer_class'.*it is Adam"),
-        ({"policy_kwargs": {"optimizer_kwargs": {"eps": 1e-5}}}, r"only betas=\(beta, 0.999\)"),
-        ({"policy_kwargs": {"normalize_images": False}}, "always divided by 255"),
-        ({"policy_kwargs": {"net_arch": {"pi": [8], "vf": [8]}}}, "net_arch must be a list of widths or"),
-        ({"policy_kwargs": {"activation_fn": nn.Sigmoid}}, "activation: .* is not allowed.* Allowed: ReLU, Tanh"),
-        ({"policy_kwargs": {"n_critics": 2}, "n_critics": 2}, "are the same setting"),
-        ({"policy_kwargs": {"full_std": True}}, "it has net_arch, activation_fn"),
-        ({"policy_kwargs": [8]}, "policy_kwargs must be a dictionary"),
-        ({"log_std_init": -1.0}, "log_std_init has no effect with use_sde=False"),
-        ({"use_sde": True, "log_std_bounds": (-5, 2)}, "log_std_bounds has no effect with use_sde=True"),
-        ({"sde_sample_freq": -2}, "sde_sample_freq: must be an integer >= 1, or -1"),
-        ({"use_sde": True, "sde_sample_freq": 0}, "sde_sample_freq"),
-        ({"path": "sac", "taw": 0.5}, "there is no setting 'taw'"),
-        ({"path": "sac", "tau": 2}, "tau: should be less than or equal to 1, got 2"),
-        ({"path": "sac", "noise_clip": 0.1}, "noise_clip has no effect on the algorithm 'sac'"),
-        ({"path": "sac", "policy_kwargs": {"n_critics": 3}}, "n_critics cannot change"),
-        ({"path": "sac", "target_policy_noise": 0.1}, "target_policy_noise is no setting here"),
-    ],
-)
+@pytest.mark.parametrize(("given", "said"), [
+    ({"policy_kwargs": {"features_extractor_class": 3}}, "'features_extractor_class'.*ContrastiveCallback"),
+    ({"policy_kwargs": {"share_features_extractor": True}}, "'share_features_extractor'.*share the convolutions"),
+    ({"policy_kwargs": {"optimizer_class": torch.optim.SGD}}, "'optimizer_class'.*it is Adam"),
+    ({"policy_kwargs": {"optimizer_kwargs": {"eps": 1e-5}}}, r"only betas=\(beta, 0.999\)"),
+    ({"policy_kwargs": {"normalize_images": False}}, "always divided by 255"),
+    ({"policy_kwargs": {"net_arch": {"pi": [8], "vf": [8]}}}, "net_arch must be a list of widths or"),
+    ({"policy_kwargs": {"activation_fn": nn.Sigmoid}}, "activation: .* is not allowed.* Allowed: ReLU, Tanh"),
+    ({"policy_kwargs": {"n_critics": 2}, "n_critics": 2}, "are the same setting"),
+    ({"policy_kwargs": {"full_std": True}}, "it has net_arch, activation_fn"),
+    ({"policy_kwargs": [8]}, "policy_kwargs must be a dictionary"),
+    ({"log_std_init": -1.0}, "log_std_init has no effect with use_sde=False"),
+    ({"use_sde": True, "log_std_bounds": (-5, 2)}, "log_std_bounds has no effect with use_sde=True"),
+    ({"sde_sample_freq": -2}, "sde_sample_freq: must be an integer >= 1, or -1"),
+    ({"use_sde": True, "sde_sample_freq": 0}, "sde_sample_freq"),
+    ({"path": "sac", "taw": 0.5}, "there is no setting 'taw'"),
+    ({"path": "sac", "tau": 2}, "tau: should be less than or equal to 1, got 2"),
+    ({"path": "sac", "noise_clip": 0.1}, "noise_clip has no effect on the algorithm 'sac'"),
+    ({"path": "sac", "policy_kwargs": {"n_critics": 3}}, "n_critics cannot change"),
+    ({"path": "sac", "target_policy_noise": 0.1}, "target_policy_noise is no setting here"),
+])  # fmt: skip
 def test_keywords_without_meaning_are_refused_by_name(saved, given, said):
     if "path" in given:
         given = given | {"path": saved[given["path"]][0], "device": "cpu"}

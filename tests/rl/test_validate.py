@@ -142,37 +142,34 @@ BLIND_SAID = "sees no image here.*objective='none'"
 NESTED = spaces.Dict({"a": spaces.Dict({"b": BOX(-1, 1, (3,))})})
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "said"),
-    [
-        (lambda: a_worker("int16"), ConfigError, CASES["int16"]),  # raised in the parent
-        (lambda: tiny(Altered("steps")).learn(STEPS), ConfigError, r"\['environment_steps'\] must be an integer >= 0"),
-        (lambda: tiny(batch_size=10**9), OptionError, "a batch of images of 1000000000 x 9 x 28 x 28 takes .* GB"),
-        (lambda: tiny(Altered("reset raises")).learn(1), TrainingError, "no world.*reset of .* Altered cannot be used"),
-        (lambda: evaluate(tiny(), BLIND, 1, frames=[]), ConfigError, "render of .* Altered returned None.*'rgb_array'"),
-        (lambda: of_action(BOX(-1, 1, (0,))), ConfigError, BOUNDS),
-        (lambda: of_action(BOX(-np.inf, np.inf, (2,))), ConfigError, BOUNDS),
-        (lambda: of_action(spaces.Discrete(3)), ConfigError, BOUNDS),
-        (lambda: of_action(BOX(1, 1, (2,))), ConfigError, "low below high"),
-        (lambda: of_action(BOX(0, 5, (2,), np.int32)), ConfigError, "a Box of floats"),
-        (lambda: of_action(spaces.Discrete(3), ContrastiveDrQ), ConfigError, BOUNDS),
-        (lambda: of_observation(spaces.Text(5)), ConfigError, IMAGES),
-        (lambda: of_observation(spaces.Sequence(spaces.Discrete(3))), ConfigError, IMAGES),
-        (lambda: of_observation(NESTED), ConfigError, IMAGES),
-        (
-            lambda: of_observation(spaces.Dict(a=IMAGE, b=IMAGE)),
-            ConfigError,
-            "one image in a dict.*this one has 2",
-        ),
-        (lambda: of_observation(spaces.Dict(a=IMAGE, b=spaces.Discrete(3))), ConfigError, r"'b' is Discrete\(3\)"),
-        (lambda: tiny(make_env("dot", inputs="state"), objective="infonce"), ConfigError, BLIND_SAID),
-        (lambda: ContrastiveSAC("CnnPolicy", make_env("dot", inputs="state")), ConfigError, BLIND_SAID),
-        (lambda: ContrastiveSAC("MlpPolicy", make_env("dot")), ConfigError, "must be 'CnnPolicy', got 'MlpPolicy'"),
-        (lambda: tiny(inputs="both"), ConfigError, "needs an image and a vector, in a dict"),
-        (lambda: tiny(inputs="words"), ConfigError, "inputs: 'words' is not allowed. Allowed: auto, pixels, state"),
-        (lambda: make_env("dot", inputs="stat"), ConfigError, "'pixels', 'state', 'both', got 'stat'.*Did you mean"),
-    ],
-)
+@pytest.mark.parametrize(("call", "error", "said"), [
+    (lambda: a_worker("int16"), ConfigError, CASES["int16"]),  # raised in the parent
+    (lambda: tiny(Altered("steps")).learn(STEPS), ConfigError, r"\['environment_steps'\] must be an integer >= 0"),
+    (lambda: tiny(batch_size=10**9), OptionError, "a batch of images of 1000000000 x 9 x 28 x 28 takes .* GB"),
+    (lambda: tiny(Altered("reset raises")).learn(1), TrainingError, "no world.*reset of .* Altered cannot be used"),
+    (lambda: evaluate(tiny(), BLIND, 1, frames=[]), ConfigError, "render of .* Altered returned None.*'rgb_array'"),
+    (lambda: of_action(BOX(-1, 1, (0,))), ConfigError, BOUNDS),
+    (lambda: of_action(BOX(-np.inf, np.inf, (2,))), ConfigError, BOUNDS),
+    (lambda: of_action(spaces.Discrete(3)), ConfigError, BOUNDS),
+    (lambda: of_action(BOX(1, 1, (2,))), ConfigError, "low below high"),
+    (lambda: of_action(BOX(0, 5, (2,), np.int32)), ConfigError, "a Box of floats"),
+    (lambda: of_action(spaces.Discrete(3), ContrastiveDrQ), ConfigError, BOUNDS),
+    (lambda: of_observation(spaces.Text(5)), ConfigError, IMAGES),
+    (lambda: of_observation(spaces.Sequence(spaces.Discrete(3))), ConfigError, IMAGES),
+    (lambda: of_observation(NESTED), ConfigError, IMAGES),
+    (
+        lambda: of_observation(spaces.Dict(a=IMAGE, b=IMAGE)),
+        ConfigError,
+        "one image in a dict.*this one has 2",
+    ),
+    (lambda: of_observation(spaces.Dict(a=IMAGE, b=spaces.Discrete(3))), ConfigError, r"'b' is Discrete\(3\)"),
+    (lambda: tiny(make_env("dot", inputs="state"), objective="infonce"), ConfigError, BLIND_SAID),
+    (lambda: ContrastiveSAC("CnnPolicy", make_env("dot", inputs="state")), ConfigError, BLIND_SAID),
+    (lambda: ContrastiveSAC("MlpPolicy", make_env("dot")), ConfigError, "must be 'CnnPolicy', got 'MlpPolicy'"),
+    (lambda: tiny(inputs="both"), ConfigError, "needs an image and a vector, in a dict"),
+    (lambda: tiny(inputs="words"), ConfigError, "inputs: 'words' is not allowed. Allowed: auto, pixels, state"),
+    (lambda: make_env("dot", inputs="stat"), ConfigError, "'pixels', 'state', 'both', got 'stat'.*Did you mean"),
+])  # fmt: skip
 def test_what_no_agent_can_learn_from_raises_one_error(call, error, said):
     refused(error, said, call)
 

@@ -219,29 +219,26 @@ def test_multichannel_and_expansion(corpus, tmp_path):
     refused(DataError, "holds no word of the corpus", make, corpus, tmp_path, channels="fixed", vectors=str(vectors))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"channels": "both"}, "needs vectors"),
-        ({"pairs": "blocks", "window": 2}, "window has no effect"),
-        ({"encoder": "bow", "direction": "uni"}, "direction has no effect"),
-        ({"vectors": "x.txt"}, "vectors has no effect"),
-        ({"expand": True}, "expand needs"),
-        ({"blocks": "random"}, "blocks has no effect"),
-        ({"pairs": "blocks", "block_count": 3}, "block_count has no effect"),
-        ({"classifiers": ("mean",), "held_out": 0.0}, "set held_out above 0"),
-        ({"losses": True, "held_out": 0.0}, "losses are those of held-out sentences"),
-        ({"held_out": 0.5, "development": 0.5}, "leave nothing for training"),
-        ({"pairs": "columns"}, "set corpus to a file"),
-        ({"pairs": "columns", "corpus": "x", "columns": ("a",)}, "must name an anchor, a positive"),
-        ({"pairs": "columns", "corpus": "x", "window": 2}, "window has no effect"),
-        ({"columns": ("a", "b")}, "columns has no effect"),
-        ({"pairs": "views"}, r"dropout is 0.*set\s+text\.dropout, for example 0\.1"),
-        ({"pairs": "views", "encoder": "transformer"}, r"dropout is 0.*set\s+text\.dropout"),
-        ({"pairs": "views", "dropout": 0.2, "sides": 2}, "leave sides out"),
-        ({"head": "mlp"}, "head has no effect with encoder 'gru'"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"channels": "both"}, "needs vectors"),
+    ({"pairs": "blocks", "window": 2}, "window has no effect"),
+    ({"encoder": "bow", "direction": "uni"}, "direction has no effect"),
+    ({"vectors": "x.txt"}, "vectors has no effect"),
+    ({"expand": True}, "expand needs"),
+    ({"blocks": "random"}, "blocks has no effect"),
+    ({"pairs": "blocks", "block_count": 3}, "block_count has no effect"),
+    ({"classifiers": ("mean",), "held_out": 0.0}, "set held_out above 0"),
+    ({"losses": True, "held_out": 0.0}, "losses are those of held-out sentences"),
+    ({"held_out": 0.5, "development": 0.5}, "leave nothing for training"),
+    ({"pairs": "columns"}, "set corpus to a file"),
+    ({"pairs": "columns", "corpus": "x", "columns": ("a",)}, "must name an anchor, a positive"),
+    ({"pairs": "columns", "corpus": "x", "window": 2}, "window has no effect"),
+    ({"columns": ("a", "b")}, "columns has no effect"),
+    ({"pairs": "views"}, r"dropout is 0.*set\s+text\.dropout, for example 0\.1"),
+    ({"pairs": "views", "encoder": "transformer"}, r"dropout is 0.*set\s+text\.dropout"),
+    ({"pairs": "views", "dropout": 0.2, "sides": 2}, "leave sides out"),
+    ({"head": "mlp"}, "head has no effect with encoder 'gru'"),
+])  # fmt: skip
 def test_settings_that_contradict_each_other(settings, message):
     refused(ValueError, message, TextSettings, **settings)
 
@@ -341,15 +338,11 @@ def test_labelled_documents_are_told_by_the_mean_of_their_sentences(corpus, labe
     assert [name for name in names if _is_development(name)] == ["next/accuracy", "senteval/MR/dev"]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"classifiers": ("trained", "mean", "few"), "losses": True, "pairs": "blocks", "batch_size": 39},
-        {"pairs": "columns"},
-        {"labelled": "labelled.jsonl"},
-    ],
-    ids=lambda settings: " ".join(settings),
-)
+@pytest.mark.parametrize("settings", [
+    {"classifiers": ("trained", "mean", "few"), "losses": True, "pairs": "blocks", "batch_size": 39},
+    {"pairs": "columns"},
+    {"labelled": "labelled.jsonl"},
+], ids=lambda settings: " ".join(settings))  # fmt: skip
 def test_what_a_device_has_made_is_measured_there(corpus, labelled, tmp_path, monkeypatch, settings):
     """On a stand-in for a device, which refuses tensors of the processor and keeps features, the same numbers."""
     if "labelled" in settings:

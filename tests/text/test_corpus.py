@@ -125,17 +125,14 @@ def test_lines_of_a_file_are_sentences(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize(
-    ("name", "text", "column"),
-    [
-        ("a.csv", 'id,text\n1,"One. Two, with a comma."\n2,Three.\n', None),
-        ("A.Tsv", "id\ttext\n1\tOne. Two, with a comma.\n2\tThree.\n", None),
-        ("A.CSV", 'stars,review\n1,"One. Two, with a comma."\n2,Three.\n', None),
-        ("a.csv", 'review\n"One. Two, with a comma."\nThree.\n', None),
-        ("a.csv", 'title,review\nA,"One. Two, with a comma."\nB,Three.\n', "review"),
-        ("a.csv", 'n,review\n1,\n2,7\n3,"One. Two, with a comma."\n4,Three.\n', None),  # below empty cells
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "column"), [
+    ("a.csv", 'id,text\n1,"One. Two, with a comma."\n2,Three.\n', None),
+    ("A.Tsv", "id\ttext\n1\tOne. Two, with a comma.\n2\tThree.\n", None),
+    ("A.CSV", 'stars,review\n1,"One. Two, with a comma."\n2,Three.\n', None),
+    ("a.csv", 'review\n"One. Two, with a comma."\nThree.\n', None),
+    ("a.csv", 'title,review\nA,"One. Two, with a comma."\nB,Three.\n', "review"),
+    ("a.csv", 'n,review\n1,\n2,7\n3,"One. Two, with a comma."\n4,Three.\n', None),  # below empty cells
+])  # fmt: skip
 def test_tables_have_a_column_of_text(tmp_path, name, text, column, packed):
     path = tmp_path / (name + ".gz" * packed)
     path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
@@ -144,28 +141,25 @@ def test_tables_have_a_column_of_text(tmp_path, name, text, column, packed):
     assert found[:-2] in ([], [[], ["7"]])
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("latin.txt", "caf\xe9 noir".encode("latin-1"), r"latin\.txt is not utf-8: byte 3 is 0xe9"),
-        ("a.txt", "caf\u00e9 ".encode() * 5 + b"\xe9 noir", "byte 30 is 0xe9"),
-        ("a.txt", "caf\u00e9 ".encode() * 50_000 + b"\xe9 noir", "byte 300000 is 0xe9"),
-        ("empty.txt", b"", r"empty\.txt is empty"),
-        ("blank.txt", b" \n\n\t\n", r"blank\.txt is empty: it holds no sentence"),
-        ("blank.jsonl", b"\n\n", r"blank\.jsonl is empty"),
-        ("cut.jsonl", b'{"text": "a"}\n{"text": "b', r"cut\.jsonl, line 2: not JSON"),
-        ("other.jsonl", b'{"titel": "a"}', r"other\.jsonl, line 1: no column 'text'; it has titel"),
-        ("number.jsonl", b'{"text": 3}', r"number\.jsonl, line 1: expected a text"),
-        ("bad.jsonl.gz", bytes([*gzip.compress(b"x", mtime=0)[:10], 255, 255, 0, 0]), r"bad\.jsonl\.gz, after line 0"),
-        ("cut.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 500, mtime=0)[:-20], r"cut\.jsonl\.gz"),
-        ("a.jsonl", b'{"text": "A b. C d."}\n{"text": "half \\ud83d"}\n', r"line 2: half a surrogate pair is no text"),
-        ("a.csv", b"text;label\nA b. C d.;1\n", r"line 1: one column, 'text;label': .* divided by ';'"),
-        ("a.tsv", b"text,label\nA b. C d.,1\n", r"line 1: one column, 'text,label': .* divided by ','"),
-        ("bad.parquet", b"no parquet at all", r"bad\.parquet"),
-        (None, None, "no corpus at"),
-        ("folder/a.png", b"", r"holds no \.txt"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("latin.txt", "caf\xe9 noir".encode("latin-1"), r"latin\.txt is not utf-8: byte 3 is 0xe9"),
+    ("a.txt", "caf\u00e9 ".encode() * 5 + b"\xe9 noir", "byte 30 is 0xe9"),
+    ("a.txt", "caf\u00e9 ".encode() * 50_000 + b"\xe9 noir", "byte 300000 is 0xe9"),
+    ("empty.txt", b"", r"empty\.txt is empty"),
+    ("blank.txt", b" \n\n\t\n", r"blank\.txt is empty: it holds no sentence"),
+    ("blank.jsonl", b"\n\n", r"blank\.jsonl is empty"),
+    ("cut.jsonl", b'{"text": "a"}\n{"text": "b', r"cut\.jsonl, line 2: not JSON"),
+    ("other.jsonl", b'{"titel": "a"}', r"other\.jsonl, line 1: no column 'text'; it has titel"),
+    ("number.jsonl", b'{"text": 3}', r"number\.jsonl, line 1: expected a text"),
+    ("bad.jsonl.gz", bytes([*gzip.compress(b"x", mtime=0)[:10], 255, 255, 0, 0]), r"bad\.jsonl\.gz, after line 0"),
+    ("cut.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 500, mtime=0)[:-20], r"cut\.jsonl\.gz"),
+    ("a.jsonl", b'{"text": "A b. C d."}\n{"text": "half \\ud83d"}\n', r"line 2: half a surrogate pair is no text"),
+    ("a.csv", b"text;label\nA b. C d.;1\n", r"line 1: one column, 'text;label': .* divided by ';'"),
+    ("a.tsv", b"text,label\nA b. C d.,1\n", r"line 1: one column, 'text,label': .* divided by ','"),
+    ("bad.parquet", b"no parquet at all", r"bad\.parquet"),
+    (None, None, "no corpus at"),
+    ("folder/a.png", b"", r"holds no \.txt"),
+])  # fmt: skip
 def test_damaged_and_missing_files_are_refused(tmp_path, name, content, message):
     path = tmp_path / (name or "absent")
     if name:
@@ -174,27 +168,24 @@ def test_damaged_and_missing_files_are_refused(tmp_path, name, content, message)
     refused(DataError, message, documents, path.parent if path.parent != tmp_path else path)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.csv", b"title,review\nOne,Two\n", r"line 2: several columns .* text: title, review.*text\.column"),
-        ("a.csv", b"a,b\n1,2\n", r"no column holds text \(the file has a, b\)\. Set text\.column"),
-        ("a.zip", b"PK\x03\x04 ...", r"a\.zip is not read as text: a corpus is read from \.txt"),
-        ("a.png", b"\x89PNG", "not read as text"),
-        ("a.md", b"One. Two.", "not read as text"),
-        ("corpus", b"One. Two.", "not read as text"),
-        ("a.tar.gz", gzip.compress(b"One.", mtime=0), "not read as text"),
-        ("a.txt", gzip.compress(b"One. Two.", mtime=0), r"a\.txt holds no text: it is a gzip file"),
-        ("a.txt", b"PK\x03\x04" + bytes(range(256)), "it is a zip archive"),
-        ("a.txt", b"\x89PNG\r\n\x1a\n" + bytes(50), "it is an image"),
-        ("a.txt", random.Random(0).randbytes(3000), "it is binary data"),
-        ("a.txt.gz", gzip.compress(random.Random(0).randbytes(3000), mtime=0), "it is binary data"),
-        ("a.txt", b"A b c. " * 20_000 + random.Random(0).randbytes(1 << 17), "binary data|not utf-8"),
-        *((name, b"PAR1" + bytes(range(1, 256)) * 4, "it is a parquet file") for name in ("a.csv", "a.tsv", "a.txt")),
-        ("a.txt.gz", b"One. Two.", "cannot be read: Not a gzipped file"),
-        ("a.txt.gz", gzip.compress(b"One. Two." * 99, mtime=0)[:-9], "cannot be read"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("a.csv", b"title,review\nOne,Two\n", r"line 2: several columns .* text: title, review.*text\.column"),
+    ("a.csv", b"a,b\n1,2\n", r"no column holds text \(the file has a, b\)\. Set text\.column"),
+    ("a.zip", b"PK\x03\x04 ...", r"a\.zip is not read as text: a corpus is read from \.txt"),
+    ("a.png", b"\x89PNG", "not read as text"),
+    ("a.md", b"One. Two.", "not read as text"),
+    ("corpus", b"One. Two.", "not read as text"),
+    ("a.tar.gz", gzip.compress(b"One.", mtime=0), "not read as text"),
+    ("a.txt", gzip.compress(b"One. Two.", mtime=0), r"a\.txt holds no text: it is a gzip file"),
+    ("a.txt", b"PK\x03\x04" + bytes(range(256)), "it is a zip archive"),
+    ("a.txt", b"\x89PNG\r\n\x1a\n" + bytes(50), "it is an image"),
+    ("a.txt", random.Random(0).randbytes(3000), "it is binary data"),
+    ("a.txt.gz", gzip.compress(random.Random(0).randbytes(3000), mtime=0), "it is binary data"),
+    ("a.txt", b"A b c. " * 20_000 + random.Random(0).randbytes(1 << 17), "binary data|not utf-8"),
+    *((name, b"PAR1" + bytes(range(1, 256)) * 4, "it is a parquet file") for name in ("a.csv", "a.tsv", "a.txt")),
+    ("a.txt.gz", b"One. Two.", "cannot be read: Not a gzipped file"),
+    ("a.txt.gz", gzip.compress(b"One. Two." * 99, mtime=0)[:-9], "cannot be read"),
+])  # fmt: skip
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
 def test_files_that_are_no_text_are_refused(tmp_path, name, content, message, encoding):
     (tmp_path / name).write_bytes(content)
@@ -210,14 +201,11 @@ def test_very_long_lines_are_no_sentences_and_stray_control_characters_are_read(
     assert list(read_pieces(str(tmp_path / "b.txt")))
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "encoding"),
-    [
-        ("a.txt", "One.\r\nTwo. Caf\u00e9.".encode("latin-1"), "latin-1"),
-        ("a.txt", "\ufeffOne.\nTwo. Caf\u00e9.".encode(), "utf-8"),
-        ("a.txt.gz", gzip.compress("\ufeffOne.\r\nTwo. Caf\u00e9.".encode(), mtime=0), "utf-8"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "encoding"), [
+    ("a.txt", "One.\r\nTwo. Caf\u00e9.".encode("latin-1"), "latin-1"),
+    ("a.txt", "\ufeffOne.\nTwo. Caf\u00e9.".encode(), "utf-8"),
+    ("a.txt.gz", gzip.compress("\ufeffOne.\r\nTwo. Caf\u00e9.".encode(), mtime=0), "utf-8"),
+])  # fmt: skip
 def test_reads_encodings_marks_and_packed_text(tmp_path, name, content, encoding):
     (tmp_path / name).write_bytes(content)
     found = next(read_documents(str(tmp_path / name), encoding=encoding))
@@ -269,18 +257,15 @@ def test_sentences(script):  # the last two in Chinese end in ASCII marks
     assert split_sentences(blank.join(SENTENCES[script])) == SENTENCES[script]
 
 
-@pytest.mark.parametrize(
-    ("blank", "wanted"),
-    [
-        (" ", ["He has a Ph.D. from M.I.T. in it.", "Das ist d.h. so.", "Он дома и т.ч. тут.", "The U.N. met?"]),
-        ("", ["我用Python.", "很好用.", "你呢?", "Yes, 我用2.0版!", "テスト.", "コンピュータ."]),
-        (" ", ["सर्दी है |", "तुम कहाँ हो |", "आमि |", "ठीक a|b"]),
-        (" ", ["Հայաստանը երկիր է:", "Երեւանը քաղաք է:"]),
-        (" ", ["እኔ ነኝ::", "አንተስ?", "እሺ::"]),
-        (" ", ["བོད་ཡིག་ནི། །", "བོད་ཀྱི་ཡིག །"]),
-        (" ", ["เกิดพ.ศ.๒๕๔๐ที่กรุงเทพฯ", "เด็ก ๆ ไปโรงเรียน", "ปลา ฯลฯ"]),
-    ],
-)
+@pytest.mark.parametrize(("blank", "wanted"), [
+    (" ", ["He has a Ph.D. from M.I.T. in it.", "Das ist d.h. so.", "Он дома и т.ч. тут.", "The U.N. met?"]),
+    ("", ["我用Python.", "很好用.", "你呢?", "Yes, 我用2.0版!", "テスト.", "コンピュータ."]),
+    (" ", ["सर्दी है |", "तुम कहाँ हो |", "आमि |", "ठीक a|b"]),
+    (" ", ["Հայաստանը երկիր է:", "Երեւանը քաղաք է:"]),
+    (" ", ["እኔ ነኝ::", "አንተስ?", "እሺ::"]),
+    (" ", ["བོད་ཡིག་ནི། །", "བོད་ཀྱི་ཡིག །"]),
+    (" ", ["เกิดพ.ศ.๒๕๔๐ที่กรุงเทพฯ", "เด็ก ๆ ไปโรงเรียน", "ปลา ฯลฯ"]),
+])  # fmt: skip
 def test_marks_as_people_type_them(blank, wanted):
     """ASCII marks in place of a script's own, abbreviations, and blanks that end no sentence."""
     assert split_sentences(blank.join(wanted)) == wanted

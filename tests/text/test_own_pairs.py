@@ -141,17 +141,14 @@ def test_formats_give_the_same_table(tmp_path):
     assert TextSettings().determining() == {}
 
 
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        (["id", "positive", "anchor", "negative_2", "negative_1"], ["anchor", "positive", "negative_2", "negative_1"]),
-        (["query", "pos", "neg", "prompt"], ["query", "pos", "neg"]),
-        (["sentence1", "sentence2", "label"], ["sentence1", "sentence2"]),
-        (["premise", "entailment", "contradiction"], ["premise", "entailment", "contradiction"]),
-        (["sent0", "sent1", "hard_neg"], ["sent0", "sent1", "hard_neg"]),
-        (["Question", "Answer"], ["Question", "Answer"]),
-    ],
-)
+@pytest.mark.parametrize(("names", "expected"), [
+    (["id", "positive", "anchor", "negative_2", "negative_1"], ["anchor", "positive", "negative_2", "negative_1"]),
+    (["query", "pos", "neg", "prompt"], ["query", "pos", "neg"]),
+    (["sentence1", "sentence2", "label"], ["sentence1", "sentence2"]),
+    (["premise", "entailment", "contradiction"], ["premise", "entailment", "contradiction"]),
+    (["sent0", "sent1", "hard_neg"], ["sent0", "sent1", "hard_neg"]),
+    (["Question", "Answer"], ["Question", "Answer"]),
+])  # fmt: skip
 def test_usual_names_are_found(tmp_path, names, expected):
     found = read_pairs(write_rows(tmp_path / "t.jsonl", [{name: f"text {name}" for name in names}]))
     assert list(found.columns) == expected

@@ -180,21 +180,18 @@ def table_of(folder, labels, name="label", anchor="sentence1", positive="sentenc
     return write_rows(folder / "pairs.jsonl", rows)
 
 
-@pytest.mark.parametrize(
-    ("columns", "name", "labels"),
-    [
-        (("sentence1", "sentence2"), "label", [1, 0, 1]),  # QQP
-        (("sentence1", "sentence2"), "score", [5.0, 3.8, 0.4]),  # STS-B
-        (("premise", "entailment"), "gold_label", ["entailment", "neutral", "entailment"]),
-        (("question", "answer"), "Similarity", ["0.9", "0.9", "0.1"]),
-        (("text1", "text2"), "is_duplicate", [True, False, True]),
-        (("question1", "question2"), "isDuplicate", [0, 1, 1]),
-        (("Premise", "Hypothesis"), "label", [0, 2, -1]),  # SNLI
-        (("#1 String", "#2 String"), "Quality", ["1", "0", "1"]),  # MRPC
-        (("sentence_A", "sentence_B"), "relatedness score", [4.5, 3.2, 4.5]),  # SICK
-        (("Query", "passage"), "Relevance", [1, 0, 1]),
-    ],
-)
+@pytest.mark.parametrize(("columns", "name", "labels"), [
+    (("sentence1", "sentence2"), "label", [1, 0, 1]),  # QQP
+    (("sentence1", "sentence2"), "score", [5.0, 3.8, 0.4]),  # STS-B
+    (("premise", "entailment"), "gold_label", ["entailment", "neutral", "entailment"]),
+    (("question", "answer"), "Similarity", ["0.9", "0.9", "0.1"]),
+    (("text1", "text2"), "is_duplicate", [True, False, True]),
+    (("question1", "question2"), "isDuplicate", [0, 1, 1]),
+    (("Premise", "Hypothesis"), "label", [0, 2, -1]),  # SNLI
+    (("#1 String", "#2 String"), "Quality", ["1", "0", "1"]),  # MRPC
+    (("sentence_A", "sentence_B"), "relatedness score", [4.5, 3.2, 4.5]),  # SICK
+    (("Query", "passage"), "Relevance", [1, 0, 1]),
+])  # fmt: skip
 def test_labels_that_vary_are_not_ignored(tmp_path, columns, name, labels):
     source = table_of(tmp_path, labels, name, *columns)
     refused(DataError, rf"line [23]: the column '{name}' .*text.label = '{name}'.*text.columns", read_pairs, source)
@@ -204,18 +201,15 @@ def test_labels_that_vary_are_not_ignored(tmp_path, columns, name, labels):
         assert len(read_pairs(table_of(tmp_path, labels[:1], name, *columns))) == 1
 
 
-@pytest.mark.parametrize(
-    ("labels", "start", "kept"),
-    [
-        ([1, 0, 1], None, [0, 2]),
-        (["1", "0", "0"], None, [0]),
-        ([True, None, False, "yes"], None, [0, 3]),
-        ([5.0, 3.8, 0.4], 3.5, [0, 1]),
-        ([0.0, -0.5, -1.0], 0, [0]),
-        ([0, 2, -1, 1, 0], "0", [0, 4]),  # NLI as the Hub has it
-        (["entailment", "neutral", "Entailment "], "entailment", [0, 2]),
-    ],
-)
+@pytest.mark.parametrize(("labels", "start", "kept"), [
+    ([1, 0, 1], None, [0, 2]),
+    (["1", "0", "0"], None, [0]),
+    ([True, None, False, "yes"], None, [0, 3]),
+    ([5.0, 3.8, 0.4], 3.5, [0, 1]),
+    ([0.0, -0.5, -1.0], 0, [0]),
+    ([0, 2, -1, 1, 0], "0", [0, 4]),  # NLI as the Hub has it
+    (["entailment", "neutral", "Entailment "], "entailment", [0, 2]),
+])  # fmt: skip
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.filterwarnings("ignore:.*Unused")
 def test_label_filters(tmp_path, labels, start, kept, cached):
@@ -227,19 +221,16 @@ def test_label_filters(tmp_path, labels, start, kept, cached):
         assert (table.filtered, table.weights) == (len(labels) - len(kept), None)
 
 
-@pytest.mark.parametrize(
-    ("labels", "label", "message"),
-    [
-        ([1, 3.8], PairLabel("label"), r"line 2: the column 'label' holds 3\.8.*text.label_from.*'target'"),
-        ([1, -1], PairLabel("label"), "line 2: .* holds -1"),
-        (["neutral"], PairLabel("label"), "the label 'neutral' is no number.*text.label_from"),
-        ([0, 0], PairLabel("label"), "none of 2 rows has a label of a pair in 'label'"),
-        (["b", "a"], PairLabel("label", "filter", "c"), "in 'label', which holds 'a', 'b'. Set text.label_from"),
-        ([-0.2], PairLabel("label", "target"), "the label -0.2 is negative"),
-        ([0, 0], PairLabel("label", "target"), "all labels in the column 'label' are 0"),
-        ([1], PairLabel("lable"), "no column 'lable'.*label"),
-    ],
-)
+@pytest.mark.parametrize(("labels", "label", "message"), [
+    ([1, 3.8], PairLabel("label"), r"line 2: the column 'label' holds 3\.8.*text.label_from.*'target'"),
+    ([1, -1], PairLabel("label"), "line 2: .* holds -1"),
+    (["neutral"], PairLabel("label"), "the label 'neutral' is no number.*text.label_from"),
+    ([0, 0], PairLabel("label"), "none of 2 rows has a label of a pair in 'label'"),
+    (["b", "a"], PairLabel("label", "filter", "c"), "in 'label', which holds 'a', 'b'. Set text.label_from"),
+    ([-0.2], PairLabel("label", "target"), "the label -0.2 is negative"),
+    ([0, 0], PairLabel("label", "target"), "all labels in the column 'label' are 0"),
+    ([1], PairLabel("lable"), "no column 'lable'.*label"),
+])  # fmt: skip
 @pytest.mark.filterwarnings("ignore:.*Unused")
 def test_wrong_labels_are_one_message(tmp_path, labels, label, message):
     refused(DataError, message, read_pairs, table_of(tmp_path, labels), label=label)

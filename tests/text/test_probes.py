@@ -61,14 +61,11 @@ def uninformative_features_of_many_scales():
     return (x, y, subsets, [0.25, 4.0, 64.0], (0, 5), 0.9975), exactly
 
 
-@pytest.mark.parametrize(
-    ("make", "options"),
-    [
-        *((several_blobs, (classes,)) for classes in (2, 4)),
-        *((scaled_blobs, options) for options in product((0.05, 1.0, 30.0), (12, 4))),
-        (uninformative_features_of_many_scales, ()),
-    ],
-)
+@pytest.mark.parametrize(("make", "options"), [
+    *((several_blobs, (classes,)) for classes in (2, 4)),
+    *((scaled_blobs, options) for options in product((0.05, 1.0, 30.0), (12, 4))),
+    (uninformative_features_of_many_scales, ()),
+])  # fmt: skip
 def test_all_problems_at_once_equal_scikit_learn_one_by_one(make, options):
     given, exactly = make(*options)
     assert_optima(*given, **exactly)
@@ -141,16 +138,12 @@ def written_out(x, y, train, dev, decay, settings, seed, classes):
         return best, model(x).argmax(1).numpy()
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        Classifier(max_epoch=24),
-        Classifier(optim="rmsprop", batch_size=32, tenacity=3, epoch_size=2, max_epoch=16),
-        Classifier(optim="sgd,lr=0.05", max_epoch=20),
-        Classifier(nhid=8, dropout=0.3, max_epoch=16),
-    ],
-    ids=["literature", "prototyping", "sgd", "hidden-dropout"],
-)
+@pytest.mark.parametrize("settings", [
+    Classifier(max_epoch=24),
+    Classifier(optim="rmsprop", batch_size=32, tenacity=3, epoch_size=2, max_epoch=16),
+    Classifier(optim="sgd,lr=0.05", max_epoch=20),
+    Classifier(nhid=8, dropout=0.3, max_epoch=16),
+], ids=["literature", "prototyping", "sgd", "hidden-dropout"])  # fmt: skip
 @pytest.mark.parametrize("classes", [2, 3])
 def test_stepping_together_equals_one_fit_after_another(settings, classes):
     x, y = blobs(203, 6, classes, spread=1.5)
@@ -238,16 +231,13 @@ def test_every_protocol_learns_an_easy_task_and_guesses_a_random_one(protocol):
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-@pytest.mark.parametrize(
-    ("protocol", "classifier"),
-    [
-        ("fast", Classifier()),
-        ("skip-thoughts", Classifier()),
-        ("senteval-torch", Classifier(optim="sgd,lr=0.1", max_epoch=8)),
-        ("senteval-torch", Classifier(optim="adam", max_epoch=8)),
-        ("senteval-torch", Classifier(optim="rmsprop", nhid=4, dropout=0.2, max_epoch=8)),
-    ],
-)
+@pytest.mark.parametrize(("protocol", "classifier"), [
+    ("fast", Classifier()),
+    ("skip-thoughts", Classifier()),
+    ("senteval-torch", Classifier(optim="sgd,lr=0.1", max_epoch=8)),
+    ("senteval-torch", Classifier(optim="adam", max_epoch=8)),
+    ("senteval-torch", Classifier(optim="rmsprop", nhid=4, dropout=0.2, max_epoch=8)),
+])  # fmt: skip
 def test_classifiers_on_a_device_answer_what_they_do_here(protocol, classifier, classes):
     """On a stand-in that refuses tensors of the processor; answers come back, features do not."""
     x, y = blobs(160, 200, classes, spread=1.5)

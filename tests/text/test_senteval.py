@@ -72,15 +72,12 @@ def test_result_keys_protocol_and_order(tiny, capsys):
     assert () in batcher.seen
 
 
-@pytest.mark.parametrize(
-    ("given", "protocol"),
-    [
-        ({}, "fast"),
-        ({"usepytorch": True}, "senteval-torch"),
-        ({"usepytorch": False}, "senteval-sklearn"),
-        ({"protocol": "skip-thoughts"}, "skip-thoughts"),
-    ],
-)
+@pytest.mark.parametrize(("given", "protocol"), [
+    ({}, "fast"),
+    ({"usepytorch": True}, "senteval-torch"),
+    ({"usepytorch": False}, "senteval-sklearn"),
+    ({"protocol": "skip-thoughts"}, "skip-thoughts"),
+])  # fmt: skip
 def test_usepytorch_or_protocol_selects(tiny, given, protocol):
     classifier = {"nhid": 0, "optim": "adam", "batch_size": 64, "tenacity": 1, "epoch_size": 1, "max_epoch": 3}
     result = senteval.SE(params(tiny, classifier=classifier, **given), Batcher()).eval("CR")

@@ -48,42 +48,39 @@ def engine(path, batcher=rows, **more):
     return senteval.SE(given, batcher)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"kfold": 1}, "kfold must be a whole number from 2 up, got '1'"),
-        ({"kfold": "x"}, "kfold must be"),
-        ({"kfold": True}, "kfold must be"),
-        ({"kfold": 5.0}, "kfold must be"),
-        ({"seed": -1}, "seed must be"),
-        ({"seed": 2**40}, "seed must be"),
-        ({"batch_size": 0}, "batch_size must be"),
-        ({"usepytorh": True}, "Did you mean 'usepytorch'"),
-        ({"usepytorch": "yes"}, "usepytorch must be"),
-        ({"similarity": 3}, "similarity must be a function"),
-        ({"cache": 3, "cache_key": "k"}, "cache must be a folder, got 3"),
-        ({"cache": UNDER_A_FILE, "cache_key": "k"}, f"cache: the folder {re.escape(UNDER_A_FILE)} cannot be written"),
-        ({"cache": "a\0b", "cache_key": "k"}, "cannot be written: embedded null"),
-        ({"usepytorch": True, "protocol": "fast"}, "contradict"),
-        ({"protocol": "fats"}, "Did you mean 'fast'"),
-        ({"task_path": None}, "needs 'task_path'"),
-        ({"cache": "x"}, "needs 'cache_key'"),
-        ({"classifier": {"optim": "adam"}}, "classifier needs 'nhid'"),
-        ({"classifier": {"nhid": 0, "tenacty": 3}}, "Did you mean 'tenacity'"),
-        ({"classifier": {"nhid": 0, "optim": "adem"}}, "Did you mean 'adam'"),
-        ({"classifier": {"nhid": 0, "optim": "sgd"}}, "learning rate"),
-        ({"classifier": [0]}, "classifier must be a dictionary"),
-        ({"classifier": {"nhid": -1}}, "nhid must be a whole number from 0"),
-        ({"classifier": {"nhid": "many"}}, "nhid must be"),
-        ({"classifier": {"nhid": 0, "max_epoch": -1}}, "max_epoch must be"),
-        ({"classifier": {"nhid": 0, "batch_size": 0}}, "batch_size must be"),
-        ({"classifier": {"nhid": 0, "tenacity": -2}}, "tenacity must be"),
-        ({"classifier": {"nhid": 0, "dropout": 1.0}}, "dropout must be"),
-        ({"classifier": {"nhid": 0, "optim": "nosuch"}}, "unknown optim 'nosuch'"),
-        ({"classifier": {"nhid": 0, "optim": 3}}, "optim must be text"),
-        ({"classifier": {"nhid": 0, "optim": "sgd,lr=-1"}}, "optim 'sgd,lr=-1'"),
-    ],
-)
+@pytest.mark.parametrize(("given", "message"), [
+    ({"kfold": 1}, "kfold must be a whole number from 2 up, got '1'"),
+    ({"kfold": "x"}, "kfold must be"),
+    ({"kfold": True}, "kfold must be"),
+    ({"kfold": 5.0}, "kfold must be"),
+    ({"seed": -1}, "seed must be"),
+    ({"seed": 2**40}, "seed must be"),
+    ({"batch_size": 0}, "batch_size must be"),
+    ({"usepytorh": True}, "Did you mean 'usepytorch'"),
+    ({"usepytorch": "yes"}, "usepytorch must be"),
+    ({"similarity": 3}, "similarity must be a function"),
+    ({"cache": 3, "cache_key": "k"}, "cache must be a folder, got 3"),
+    ({"cache": UNDER_A_FILE, "cache_key": "k"}, f"cache: the folder {re.escape(UNDER_A_FILE)} cannot be written"),
+    ({"cache": "a\0b", "cache_key": "k"}, "cannot be written: embedded null"),
+    ({"usepytorch": True, "protocol": "fast"}, "contradict"),
+    ({"protocol": "fats"}, "Did you mean 'fast'"),
+    ({"task_path": None}, "needs 'task_path'"),
+    ({"cache": "x"}, "needs 'cache_key'"),
+    ({"classifier": {"optim": "adam"}}, "classifier needs 'nhid'"),
+    ({"classifier": {"nhid": 0, "tenacty": 3}}, "Did you mean 'tenacity'"),
+    ({"classifier": {"nhid": 0, "optim": "adem"}}, "Did you mean 'adam'"),
+    ({"classifier": {"nhid": 0, "optim": "sgd"}}, "learning rate"),
+    ({"classifier": [0]}, "classifier must be a dictionary"),
+    ({"classifier": {"nhid": -1}}, "nhid must be a whole number from 0"),
+    ({"classifier": {"nhid": "many"}}, "nhid must be"),
+    ({"classifier": {"nhid": 0, "max_epoch": -1}}, "max_epoch must be"),
+    ({"classifier": {"nhid": 0, "batch_size": 0}}, "batch_size must be"),
+    ({"classifier": {"nhid": 0, "tenacity": -2}}, "tenacity must be"),
+    ({"classifier": {"nhid": 0, "dropout": 1.0}}, "dropout must be"),
+    ({"classifier": {"nhid": 0, "optim": "nosuch"}}, "unknown optim 'nosuch'"),
+    ({"classifier": {"nhid": 0, "optim": 3}}, "optim must be text"),
+    ({"classifier": {"nhid": 0, "optim": "sgd,lr=-1"}}, "optim 'sgd,lr=-1'"),
+])  # fmt: skip
 def test_a_wrong_parameter_is_one_message(tiny, given, message):
     refused(OptionError, message, engine, tiny, **given)
 
@@ -110,19 +107,16 @@ def constant(value, params, batch):
 HUGE = {"nhid": 10**9}
 
 
-@pytest.mark.parametrize(
-    ("given", "tasks", "error", "message"),
-    [
-        *(({}, tasks, OptionError, "tasks must be names") for tasks in (None, [], set(), 3, [None], b"CR")),
-        ({"kfold": 21}, "CR", DataError, "20 samples, fewer than the 21 folds"),
-        ({"batcher": uneven, "batch_size": 8}, "CR", DataError, "vectors of 3 and 4 numbers"),
-        ({"usepytorch": True, "classifier": HUGE}, "CR", OptionError, "of 1000000000 hidden units of .* takes .* GB"),
-        *(
-            ({"batcher": partial(constant, value), "protocol": protocol}, "CR", DataError, r"1e\+30|NaN or infinity")
-            for value, protocol in product((1e30, np.nan, np.inf), ("fast", "senteval-sklearn"))
-        ),
-    ],
-)
+@pytest.mark.parametrize(("given", "tasks", "error", "message"), [
+    *(({}, tasks, OptionError, "tasks must be names") for tasks in (None, [], set(), 3, [None], b"CR")),
+    ({"kfold": 21}, "CR", DataError, "20 samples, fewer than the 21 folds"),
+    ({"batcher": uneven, "batch_size": 8}, "CR", DataError, "vectors of 3 and 4 numbers"),
+    ({"usepytorch": True, "classifier": HUGE}, "CR", OptionError, "of 1000000000 hidden units of .* takes .* GB"),
+    *(
+        ({"batcher": partial(constant, value), "protocol": protocol}, "CR", DataError, r"1e\+30|NaN or infinity")
+        for value, protocol in product((1e30, np.nan, np.inf), ("fast", "senteval-sklearn"))
+    ),
+])  # fmt: skip
 def test_arguments_that_do_not_fit_are_refused(tiny, given, tasks, error, message):
     refused(error, message, engine(tiny, **given).eval, tasks)
     assert engine(tiny, model=object(), word_vec={}, samples=3).params.samples == 3
@@ -151,36 +145,30 @@ def test_vectors_of_any_kind_become_floats(value):
     assert np.array_equal(found, np.ones((2, 3)))
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ([[1.0], [1.0, 2.0]], "no array of numbers"),
-        ([torch.ones(3), torch.ones(2)], "no array of numbers"),
-        (["a", "b"], "returned text"),
-        (None, "NoneType"),
-        (np.ones(2), r"array \(2,\)"),
-        (np.ones((2, 3, 1)), r"array \(2, 3, 1\)"),
-        (np.ones((3, 3)), r"array \(3, 3\) for 2 sentences"),
-        (np.ones((2, 0)), r"array \(2, 0\)"),
-        (np.ones((2, 3), dtype=complex), "complex128"),
-        (np.ma.masked_array(np.ones((2, 3)), mask=[[0, 0, 1], [0, 0, 0]]), "some are masked"),
-    ],
-)
+@pytest.mark.parametrize(("value", "message"), [
+    ([[1.0], [1.0, 2.0]], "no array of numbers"),
+    ([torch.ones(3), torch.ones(2)], "no array of numbers"),
+    (["a", "b"], "returned text"),
+    (None, "NoneType"),
+    (np.ones(2), r"array \(2,\)"),
+    (np.ones((2, 3, 1)), r"array \(2, 3, 1\)"),
+    (np.ones((3, 3)), r"array \(3, 3\) for 2 sentences"),
+    (np.ones((2, 0)), r"array \(2, 0\)"),
+    (np.ones((2, 3), dtype=complex), "complex128"),
+    (np.ma.masked_array(np.ones((2, 3)), mask=[[0, 0, 1], [0, 0, 0]]), "some are masked"),
+])  # fmt: skip
 def test_what_is_no_vectors_is_one_message(value, message):
     refused(DataError, message, as_rows, value, 2, "CR")
 
 
-@pytest.mark.parametrize(
-    ("task", "file", "text", "message"),
-    [
-        ("SST5", "SST/fine/sentiment-train", "5 so good\n", "label 5 is none of 0 to 4"),
-        ("SST2", "SST/binary/sentiment-train", "so good\t2\n", "label 2 is none of 0 to 1"),
-        ("SST2", "SST/binary/sentiment-train", "so good\n", "not a number"),
-        ("MRPC", "MRPC/msr_paraphrase_train.txt", "h\th\th\th\th\n7\t1\t2\ta\tb\n", "label 7 is none of 0 to 1"),
-        ("MRPC", "MRPC/msr_paraphrase_train.txt", "h\th\th\th\th\nnan\t1\t2\ta\tb\n", "not a number"),
-        ("TREC", "TREC/train_5500.label", "NOSUCH:x what ?\n", "COARSE one of"),
-    ],
-)
+@pytest.mark.parametrize(("task", "file", "text", "message"), [
+    ("SST5", "SST/fine/sentiment-train", "5 so good\n", "label 5 is none of 0 to 4"),
+    ("SST2", "SST/binary/sentiment-train", "so good\t2\n", "label 2 is none of 0 to 1"),
+    ("SST2", "SST/binary/sentiment-train", "so good\n", "not a number"),
+    ("MRPC", "MRPC/msr_paraphrase_train.txt", "h\th\th\th\th\n7\t1\t2\ta\tb\n", "label 7 is none of 0 to 1"),
+    ("MRPC", "MRPC/msr_paraphrase_train.txt", "h\th\th\th\th\nnan\t1\t2\ta\tb\n", "not a number"),
+    ("TREC", "TREC/train_5500.label", "NOSUCH:x what ?\n", "COARSE one of"),
+])  # fmt: skip
 def test_odd_labels(tmp_path, task, file, text, message):
     path = tmp_path / "downstream" / file
     path.parent.mkdir(parents=True)

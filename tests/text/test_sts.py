@@ -152,17 +152,14 @@ def test_the_regression_of_the_first_senteval_and_missing_splits_are_named(folde
     assert sts_result({"a": [0.0, 0.0]}, {"a": [1.0, 2.0]})["a"]["pearson"][0] == 0
 
 
-@pytest.mark.parametrize(
-    ("how", "task", "value"),
-    [
-        ("engine", "STS12", np.nan),
-        ("evaluate", "STSBenchmark", np.inf),
-        ("evaluate", "SICKRelatedness-finetune", np.nan),
-        ("engine", "SICKEntailment", -np.inf),
-        ("the first SentEval", "STS13", np.nan),
-        ("cache", "STS12", None),
-    ],
-)
+@pytest.mark.parametrize(("how", "task", "value"), [
+    ("engine", "STS12", np.nan),
+    ("evaluate", "STSBenchmark", np.inf),
+    ("evaluate", "SICKRelatedness-finetune", np.nan),
+    ("engine", "SICKEntailment", -np.inf),
+    ("the first SentEval", "STS13", np.nan),
+    ("cache", "STS12", None),
+])  # fmt: skip
 def test_vectors_that_are_not_finite_have_no_score(folder, tmp_path, how, task, value):
     def vectors(sentences):
         found = encode(sentences)
@@ -223,16 +220,13 @@ def test_poolings_of_a_transformer(models):
     assert found["pooler"] == pytest.approx(wanted.pooler_output.numpy(), abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("encoder", "options", "message"),
-    [
-        ("bert-base-uncased", {}, "a function from sentences to vectors .* got str"),
-        (torch.nn.Linear(2, 2), {}, "Linear is no model of transformers and has no method `encode`"),
-        (encode, {"batch_size": 0}, "batch_size must be a whole number from 1 up"),
-        (BertModel(TINY), {}, "no tokenizer is saved with BertModel .made in memory.: give tokenizer="),
-        (BertModel(TINY), {"pooling": "max"}, "pooling must be one of mean, cls, pooler, got 'max'"),
-    ],
-)
+@pytest.mark.parametrize(("encoder", "options", "message"), [
+    ("bert-base-uncased", {}, "a function from sentences to vectors .* got str"),
+    (torch.nn.Linear(2, 2), {}, "Linear is no model of transformers and has no method `encode`"),
+    (encode, {"batch_size": 0}, "batch_size must be a whole number from 1 up"),
+    (BertModel(TINY), {}, "no tokenizer is saved with BertModel .made in memory.: give tokenizer="),
+    (BertModel(TINY), {"pooling": "max"}, "pooling must be one of mean, cls, pooler, got 'max'"),
+])  # fmt: skip
 def test_what_is_no_encoder_is_one_message(folder, encoder, options, message):
     refused(OptionError, message, senteval.evaluate, encoder, ["STS13"], folder[0], progress=False, **options)
 

@@ -178,17 +178,14 @@ def test_sentences_are_read_from_every_kind_of_file(tmp_path):
     assert list(read_sentences(str(tmp_path / "s.txt")).rows) == [(0, "one"), (1, ""), (2, "two")]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "column", "message"),
-    [
-        ("a.pdf", b"%PDF", None, "no file of sentences"),
-        ("a.txt", b"\xff\xfe\x00", None, "no text in UTF-8"),
-        ("a.txt.gz", b"plain", None, "cannot be read"),
-        ("a.jsonl", b'{"sentence": 1}\n', None, "holds int"),
-        ("a.jsonl", b'{"words": "x"}\n', None, "it has words. Set --column"),
-        ("a.csv", b"x,y\n1,2\n", "z", "no column 'z'; it has x, y"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "column", "message"), [
+    ("a.pdf", b"%PDF", None, "no file of sentences"),
+    ("a.txt", b"\xff\xfe\x00", None, "no text in UTF-8"),
+    ("a.txt.gz", b"plain", None, "cannot be read"),
+    ("a.jsonl", b'{"sentence": 1}\n', None, "holds int"),
+    ("a.jsonl", b'{"words": "x"}\n', None, "it has words. Set --column"),
+    ("a.csv", b"x,y\n1,2\n", "z", "no column 'z'; it has x, y"),
+])  # fmt: skip
 def test_what_is_no_file_of_sentences_is_refused(tmp_path, name, content, column, message):
     (tmp_path / name).write_bytes(content)
     refused(DataError, message, lambda: list(read_sentences(str(tmp_path / name), column).rows))

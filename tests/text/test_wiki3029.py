@@ -139,18 +139,15 @@ def test_what_cannot_be_done_is_said_and_nothing_is_written(tmp_path, capsys):
     assert "are wanted" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("'''Bold''' and ''italic''.", "Bold and italic."),
-        ("See [[Town]] and [[Town|a town]] [http://x.org here] [http://x.org].", "See Town and a town here ."),
-        ("A<ref name=x>note {{cite}}</ref> b<ref name=y /> c.<!-- no -->", "A b c."),
-        ("{{a|{{b|{{c}}}}}}Text.\n{| class=x\n| {| inner |}\n|}\nMore.", "Text.\n\nMore."),
-        ("[[File:x.png|thumb|with [[a link]] in]]Words [[Category:Towns]]", "Words"),
-        ("== Head ==\n* item\n# item\n: item\nPara &amp; more<br />end", "Para & more end"),
-        ("__NOTOC__ Left { over [[ brackets", "Left { over [[ brackets"),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    ("'''Bold''' and ''italic''.", "Bold and italic."),
+    ("See [[Town]] and [[Town|a town]] [http://x.org here] [http://x.org].", "See Town and a town here ."),
+    ("A<ref name=x>note {{cite}}</ref> b<ref name=y /> c.<!-- no -->", "A b c."),
+    ("{{a|{{b|{{c}}}}}}Text.\n{| class=x\n| {| inner |}\n|}\nMore.", "Text.\n\nMore."),
+    ("[[File:x.png|thumb|with [[a link]] in]]Words [[Category:Towns]]", "Words"),
+    ("== Head ==\n* item\n# item\n: item\nPara &amp; more<br />end", "Para & more end"),
+    ("__NOTOC__ Left { over [[ brackets", "Left { over [[ brackets"),
+])  # fmt: skip
 def test_markup_is_left_out(text, expected):
     assert prose(text) == expected
 

@@ -82,22 +82,19 @@ def test_all_wrong_settings_of_a_recipe_are_in_one_message():
         assert name in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"batch_size": 500}, r"train\.batch_size: 500 is more than the 128 images"),
-        ({"data": {"only_labelled": True}}, "labelled_per_class"),
-        # Pictures larger than memory are refused before they are read.
-        ({"data": {"limit": 128, "size": 10**6}}, r"an image of 1000000 x 1000000 x 3 takes .* GB with a copy"),
-        ({"augment": {"size": 10**6}}, r"a view of a batch of \d+ x 1 x 1000000 x 1000000 takes .* GB with a copy"),
-        ({"probe": {"crops": {}}}, "crops: no effect with solver 'convex'"),
-        ({"probe": {"learning_rate": 1.0}}, "learning_rate: no effect with solver 'convex'"),
-        ({"probe": {"solver": "sgd", "schedule": "cosine", "decay": 0.1}}, "and decay have no effect with schedule"),
-        ({"probe": {"solver": "sgd", "milestones": [80, 60]}}, "milestones must be increasing epochs"),
-        ({"probe": {"solver": "sgd", "crops": {"scale": [0.5, 0.1]}}}, "crop_scale must be"),
-        ({"probe": {"solver": "sgd", "crops": {"centre": 1.5}}}, "centre"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"batch_size": 500}, r"train\.batch_size: 500 is more than the 128 images"),
+    ({"data": {"only_labelled": True}}, "labelled_per_class"),
+    # Pictures larger than memory are refused before they are read.
+    ({"data": {"limit": 128, "size": 10**6}}, r"an image of 1000000 x 1000000 x 3 takes .* GB with a copy"),
+    ({"augment": {"size": 10**6}}, r"a view of a batch of \d+ x 1 x 1000000 x 1000000 takes .* GB with a copy"),
+    ({"probe": {"crops": {}}}, "crops: no effect with solver 'convex'"),
+    ({"probe": {"learning_rate": 1.0}}, "learning_rate: no effect with solver 'convex'"),
+    ({"probe": {"solver": "sgd", "schedule": "cosine", "decay": 0.1}}, "and decay have no effect with schedule"),
+    ({"probe": {"solver": "sgd", "milestones": [80, 60]}}, "milestones must be increasing epochs"),
+    ({"probe": {"solver": "sgd", "crops": {"scale": [0.5, 0.1]}}}, "crop_scale must be"),
+    ({"probe": {"solver": "sgd", "crops": {"centre": 1.5}}}, "centre"),
+])  # fmt: skip
 def test_wrong_settings_are_refused(settings, message):
     refused((ConfigError, OptionError, ValidationError), message, adapter, **settings)
     refused(ConfigError, r"train\.batch_size", load_recipe, "digits-simclr", ["train.batch_size=1"])

@@ -181,22 +181,19 @@ def test_every_view_has_its_own_settings_and_small_crops_are_views():
     torch.testing.assert_close(batch.views[1], torch.where(plain >= 128 / 255, 1 - plain, plain), atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("crop_scale=[0.9, 0.2]", "crop_scale must be"),
-        ("blur_kernel=4", "must be odd"),
-        ("hue=0.7", "less than or equal to 0.5"),
-        ("grey=1.5", "less than or equal to 1"),
-        ("view.3.blur=1.0", "augment.view.3 has no effect: an image has 2 views"),
-        ("view.0.blur=1.0", "views are numbered from 1"),
-        ("view.second.blur=1.0", "views are numbered from 1"),
-        ("view.2.blurr=1.0", "Did you mean 'blur'"),
-        ("view.2.solarize=1.5", "vision.augment.view.2.solarize: .*less than or equal to 1"),
-        ("view.2.crop_scale=[0.5, 0.2]", r"view.2: crop_scale must be \[low, high\]"),
-        ("view.2.size=8", "no such setting"),
-    ],
-)
+@pytest.mark.parametrize(("setting", "message"), [
+    ("crop_scale=[0.9, 0.2]", "crop_scale must be"),
+    ("blur_kernel=4", "must be odd"),
+    ("hue=0.7", "less than or equal to 0.5"),
+    ("grey=1.5", "less than or equal to 1"),
+    ("view.3.blur=1.0", "augment.view.3 has no effect: an image has 2 views"),
+    ("view.0.blur=1.0", "views are numbered from 1"),
+    ("view.second.blur=1.0", "views are numbered from 1"),
+    ("view.2.blurr=1.0", "Did you mean 'blur'"),
+    ("view.2.solarize=1.5", "vision.augment.view.2.solarize: .*less than or equal to 1"),
+    ("view.2.crop_scale=[0.5, 0.2]", r"view.2: crop_scale must be \[low, high\]"),
+    ("view.2.size=8", "no such setting"),
+])  # fmt: skip
 def test_what_is_wrong_is_said(setting, message):
     refused(ConfigError, message, load_recipe, "digits-simclr", [f"vision.augment.{setting}"])
 
@@ -424,24 +421,21 @@ def test_workers_of_a_loader_give_lists_of_batches():
     assert not torch.equal(found[0][0], found[1][0])
 
 
-@pytest.mark.parametrize(
-    ("make", "images", "message"),
-    [
-        (lambda: Augment("simcrl"), None, "no preset 'simcrl'. Did you mean 'simclr'?"),
-        (lambda: Augment("simclr", blurr=0), None, "no setting 'blurr'. Did you mean 'blur'?"),
-        (lambda: Augment("simclr", blur=2), None, "blur: should be less than or equal to 1, got 2"),
-        (lambda: Augment("simclr", crop_scale=(0.5, 0.1)), None, "crop_scale must be [low, high]"),
-        (lambda: Augment("simclr", size=3), None, "size must be a whole number >= 4, got 3"),
-        (lambda: Augment("simclr", mean=(0.5,)), None, "takes mean and std together"),
-        (lambda: Augment("simclr", mean=(0.5,), std=(0,)), None, "std > 0"),
-        (lambda: Augment("simclr", size=8), "cat.png", "a PIL image, or a tensor (C, H, W) or (n, C, H, W), got str"),
-        (lambda: Augment("simclr", size=8), np.zeros((8, 8, 3)), "got ndarray. Make a tensor of an array"),
-        (lambda: Augment("simclr", size=8), torch.zeros(8, 8), "got a tensor (8, 8)"),
-        (lambda: Augment("simclr", size=8), torch.zeros(3, 8, 8).long(), "got torch.int64. Use images.byte()"),
-        (lambda: Augment("simclr", size=8), torch.full((3, 8, 8), 255.0), "values from 255 to 255. Divide"),
-        (lambda: Augment("simclr", size=8), -torch.ones(3, 8, 8), "normalise afterwards: Augment(..., mean=MEAN"),
-    ],
-)
+@pytest.mark.parametrize(("make", "images", "message"), [
+    (lambda: Augment("simcrl"), None, "no preset 'simcrl'. Did you mean 'simclr'?"),
+    (lambda: Augment("simclr", blurr=0), None, "no setting 'blurr'. Did you mean 'blur'?"),
+    (lambda: Augment("simclr", blur=2), None, "blur: should be less than or equal to 1, got 2"),
+    (lambda: Augment("simclr", crop_scale=(0.5, 0.1)), None, "crop_scale must be [low, high]"),
+    (lambda: Augment("simclr", size=3), None, "size must be a whole number >= 4, got 3"),
+    (lambda: Augment("simclr", mean=(0.5,)), None, "takes mean and std together"),
+    (lambda: Augment("simclr", mean=(0.5,), std=(0,)), None, "std > 0"),
+    (lambda: Augment("simclr", size=8), "cat.png", "a PIL image, or a tensor (C, H, W) or (n, C, H, W), got str"),
+    (lambda: Augment("simclr", size=8), np.zeros((8, 8, 3)), "got ndarray. Make a tensor of an array"),
+    (lambda: Augment("simclr", size=8), torch.zeros(8, 8), "got a tensor (8, 8)"),
+    (lambda: Augment("simclr", size=8), torch.zeros(3, 8, 8).long(), "got torch.int64. Use images.byte()"),
+    (lambda: Augment("simclr", size=8), torch.full((3, 8, 8), 255.0), "values from 255 to 255. Divide"),
+    (lambda: Augment("simclr", size=8), -torch.ones(3, 8, 8), "normalise afterwards: Augment(..., mean=MEAN"),
+])  # fmt: skip
 def test_mistakes_of_augment_have_one_clear_message(make, images, message):
     with pytest.raises(DipoleError, match=re.escape(message)):
         make()(images)

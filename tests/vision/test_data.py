@@ -135,17 +135,14 @@ def test_npz(tmp_path):
     refused(DataError, r"cannot be read as an \.npz", read, path)
 
 
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        ({"pictures": np.zeros((2, 4, 4), np.uint8)}, "no array 'images', only 'pictures'"),
-        ({"images": np.zeros((2, 4, 4, 3), np.float32)}, "must be uint8"),
-        ({"images": np.zeros((0, 4, 4, 3), np.uint8)}, "holds no images"),
-        ({"images": np.zeros((2, 4, 4, 3), np.uint8), "labels": np.zeros(3, int)}, "2 images but labels"),
-        ({"images": np.zeros((2, 4, 4, 3), np.uint8), "labels": np.zeros(2)}, "labels must be integers"),
-        *(({"images": np.zeros((2, c, h, 8), np.uint8)}, "channels first") for c, h in ((3, 8), (5, 8), (3, 6))),
-    ],
-)
+@pytest.mark.parametrize(("arrays", "message"), [
+    ({"pictures": np.zeros((2, 4, 4), np.uint8)}, "no array 'images', only 'pictures'"),
+    ({"images": np.zeros((2, 4, 4, 3), np.float32)}, "must be uint8"),
+    ({"images": np.zeros((0, 4, 4, 3), np.uint8)}, "holds no images"),
+    ({"images": np.zeros((2, 4, 4, 3), np.uint8), "labels": np.zeros(3, int)}, "2 images but labels"),
+    ({"images": np.zeros((2, 4, 4, 3), np.uint8), "labels": np.zeros(2)}, "labels must be integers"),
+    *(({"images": np.zeros((2, c, h, 8), np.uint8)}, "channels first") for c, h in ((3, 8), (5, 8), (3, 6))),
+])  # fmt: skip
 def test_bad_arrays_are_named(tmp_path, arrays, message):
     refused(DataError, message, read, npz(tmp_path / "a.npz", **arrays))
 

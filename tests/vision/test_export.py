@@ -113,29 +113,23 @@ class Twice(nn.Module):
     pass
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: describe(Stages(3, {"all": nn.Sequential(Twice())}, {"all": 3})), "layer Twice.*Known layers: Conv2d"),
-        (lambda: timm_weights(network(name="small-conv")), "timm has no network like"),
-        (lambda: timm_weights(network(name="resnet18")), "timm has no network like"),
-        (CMC(Branch(network(1, width=2)), None, colour=Branch(network(2, width=2))).trained_encoder, "two encoders"),
-        (lambda: detectron2.backbone(network(name="small-conv")), "vision.encoder.name"),
-        (lambda: detectron2.backbone(network(name="resnet18")), "vision.encoder.stem"),
-        (lambda: detectron2.backbone(network(1, name="resnet18", stem="imagenet")), "1 channel"),
-    ],
-)
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: describe(Stages(3, {"all": nn.Sequential(Twice())}, {"all": 3})), "layer Twice.*Known layers: Conv2d"),
+    (lambda: timm_weights(network(name="small-conv")), "timm has no network like"),
+    (lambda: timm_weights(network(name="resnet18")), "timm has no network like"),
+    (CMC(Branch(network(1, width=2)), None, colour=Branch(network(2, width=2))).trained_encoder, "two encoders"),
+    (lambda: detectron2.backbone(network(name="small-conv")), "vision.encoder.name"),
+    (lambda: detectron2.backbone(network(name="resnet18")), "vision.encoder.stem"),
+    (lambda: detectron2.backbone(network(1, name="resnet18", stem="imagenet")), "1 channel"),
+])  # fmt: skip
 def test_what_no_format_can_hold_is_refused(call, message):
     refused(ConfigError, message, call)
 
 
-@pytest.mark.parametrize(
-    ("encoder", "table"),
-    [
-        ({"name": "resnet18", "stem": "imagenet"}, {}),
-        pytest.param({"name": "small-conv", "width": 4}, {"method": "cmc", "negatives": 8}, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("encoder", "table"), [
+    ({"name": "resnet18", "stem": "imagenet"}, {}),
+    pytest.param({"name": "small-conv", "width": 4}, {"method": "cmc", "negatives": 8}, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_onnx_gives_the_same_features(tmp_path, encoder, table):
     adapter = built(encoder, tmp_path, **colour(tmp_path), **table)
     images = adapter.parts.test.images[:6]

@@ -283,26 +283,23 @@ def test_blocks_are_images_of_one_class_and_each_others_positives():
 BLOCKS = {"method": "blocks"}
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"method": "simclr", "moco": {"momentum": 0.9}}, r"\[vision.moco\] has no effect with method 'simclr'"),
-        ({"method": "moco", "swav": {}}, r"\[vision.swav\] has no effect with method 'moco'"),
-        ({"method": "cmc", "views": 2}, "takes views = 1"),
-        ({"views": 1}, "needs views = 2"),
-        ({"negatives": 31}, "30 negatives per anchor"),
-        ({"method": "cmc", "data": "colour", "negatives": 65}, "at most 64"),
-        ({"method": "cmc"}, "grey"),
-        ({**BLOCKS, "data": "unlabelled"}, "without a label"),
-        ({**BLOCKS, "batch_size": 16, "blocks": {"size": 2}}, "blocks of 3 images .* multiple of 3"),
-        ({**BLOCKS, "batch_size": 16, "world_size": 4, "blocks": {"size": 7}}, "multiple of 32"),
-        ({**BLOCKS, "batch_size": 63, "blocks": {"size": 2, "count": 1}}, "images of all blocks"),
-        ({**BLOCKS, "blocks": {"size": 0}}, "greater than or equal to 1"),
-        ({**BLOCKS, "views": 2}, "takes views = 1"),
-        ({**BLOCKS, "negatives": 4}, r"blocks\(k=4\)"),
-        ({"method": "simclr", "blocks": {"size": 1}}, "no effect with method 'simclr'"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"method": "simclr", "moco": {"momentum": 0.9}}, r"\[vision.moco\] has no effect with method 'simclr'"),
+    ({"method": "moco", "swav": {}}, r"\[vision.swav\] has no effect with method 'moco'"),
+    ({"method": "cmc", "views": 2}, "takes views = 1"),
+    ({"views": 1}, "needs views = 2"),
+    ({"negatives": 31}, "30 negatives per anchor"),
+    ({"method": "cmc", "data": "colour", "negatives": 65}, "at most 64"),
+    ({"method": "cmc"}, "grey"),
+    ({**BLOCKS, "data": "unlabelled"}, "without a label"),
+    ({**BLOCKS, "batch_size": 16, "blocks": {"size": 2}}, "blocks of 3 images .* multiple of 3"),
+    ({**BLOCKS, "batch_size": 16, "world_size": 4, "blocks": {"size": 7}}, "multiple of 32"),
+    ({**BLOCKS, "batch_size": 63, "blocks": {"size": 2, "count": 1}}, "images of all blocks"),
+    ({**BLOCKS, "blocks": {"size": 0}}, "greater than or equal to 1"),
+    ({**BLOCKS, "views": 2}, "takes views = 1"),
+    ({**BLOCKS, "negatives": 4}, r"blocks\(k=4\)"),
+    ({"method": "simclr", "blocks": {"size": 1}}, "no effect with method 'simclr'"),
+])  # fmt: skip
 def test_settings_that_cannot_be_are_refused(colour, tmp_path, settings, message):
     files = {"colour": colour, "unlabelled": unlabelled_file(tmp_path)}
     settings = settings | ({"data": files[settings["data"]]} if "data" in settings else {})
@@ -314,20 +311,17 @@ BARE = ["vision.data.source=unlabelled", "vision.probe.probes=[]"]
 SMALL_BLOCKS = ["vision.method=blocks", "vision.views=1", "train.batch_size=30"]
 
 
-@pytest.mark.parametrize(
-    ("text", "settings", "message", "absent"),
-    [
-        ("tuple", ["vision.method=moco", "vision.negatives=32"], r"method = 'moco' cannot carry tuple", "moco,"),
-        ("tuple", ["vision.method=moco", "vision.negatives=32"], "these can: simclr", "moco,"),
-        # The number of views is part of the way out. CMC needs colours, blocks and supervised objectives need labels.
-        ("cacr(k=4)", [], r"these can: simclr \(views = 5\), .*moco \(views = 5\)", "cmc"),
-        ("cacr(k=4)", SMALL_BLOCKS, r"blocks \(blocks.size = 4\)", "cmc"),
-        ("cacr(k=4)", BARE, "these can: simclr", "blocks"),
-        ("tuple", BARE, r"No vision\.method can carry tuple", "these can"),
-        # SwAV pads a large crop's own place; padding is no positive.
-        ("cacr(k=2)", ["vision.method=swav"], r"swav \(views = 3\)", "cmc"),
-    ],
-)
+@pytest.mark.parametrize(("text", "settings", "message", "absent"), [
+    ("tuple", ["vision.method=moco", "vision.negatives=32"], r"method = 'moco' cannot carry tuple", "moco,"),
+    ("tuple", ["vision.method=moco", "vision.negatives=32"], "these can: simclr", "moco,"),
+    # The number of views is part of the way out. CMC needs colours, blocks and supervised objectives need labels.
+    ("cacr(k=4)", [], r"these can: simclr \(views = 5\), .*moco \(views = 5\)", "cmc"),
+    ("cacr(k=4)", SMALL_BLOCKS, r"blocks \(blocks.size = 4\)", "cmc"),
+    ("cacr(k=4)", BARE, "these can: simclr", "blocks"),
+    ("tuple", BARE, r"No vision\.method can carry tuple", "these can"),
+    # SwAV pads a large crop's own place; padding is no positive.
+    ("cacr(k=2)", ["vision.method=swav"], r"swav \(views = 3\)", "cmc"),
+])  # fmt: skip
 def test_frameworks_that_carry_an_objective_are_named(tmp_path, text, settings, message, absent):
     source = unlabelled_file(tmp_path)["source"]
     settings = [each.replace("=unlabelled", f"={source}") for each in settings]
@@ -336,19 +330,16 @@ def test_frameworks_that_carry_an_objective_are_named(tmp_path, text, settings, 
     assert absent not in str(caught.value).partition("these can")[2]
 
 
-@pytest.mark.parametrize(
-    ("text", "settings"),
-    [
-        ("tuple", ["vision.method=simclr"]),
-        ("cacr(k=4)", ["vision.views=5"]),
-        ("cacr(k=4)", [*SMALL_BLOCKS, "vision.blocks.size=4"]),
-        ("cacr(k=2)", ["vision.method=swav", "vision.views=3"]),
-        ("cacr(k=2)", ["vision.method=swav", "vision.views=3", "vision.negatives=16"]),
-        ("cacr(k=2)", ["vision.method=simclr", "vision.views=3"]),
-        ("cacr(k=2)", ["vision.method=moco", "vision.views=3", "vision.negatives=16"]),
-        ("cacr(k=2)", [*SMALL_BLOCKS, "vision.blocks.size=2"]),
-    ],
-)
+@pytest.mark.parametrize(("text", "settings"), [
+    ("tuple", ["vision.method=simclr"]),
+    ("cacr(k=4)", ["vision.views=5"]),
+    ("cacr(k=4)", [*SMALL_BLOCKS, "vision.blocks.size=4"]),
+    ("cacr(k=2)", ["vision.method=swav", "vision.views=3"]),
+    ("cacr(k=2)", ["vision.method=swav", "vision.views=3", "vision.negatives=16"]),
+    ("cacr(k=2)", ["vision.method=simclr", "vision.views=3"]),
+    ("cacr(k=2)", ["vision.method=moco", "vision.views=3", "vision.negatives=16"]),
+    ("cacr(k=2)", [*SMALL_BLOCKS, "vision.blocks.size=2"]),
+])  # fmt: skip
 def test_frameworks_that_are_recommended_run(tmp_path, text, settings):
     assert run_of("digits-simclr", tmp_path, *SHORT, f"objective={text}", *settings).status == "done"
 

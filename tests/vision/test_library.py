@@ -112,15 +112,12 @@ def test_a_compiled_framework_is_not_compiled_again_at_each_step():
     assert all(found == pytest.approx(wanted, abs=1e-6) for found, wanted in losses)
 
 
-@pytest.mark.parametrize(
-    ("backbone", "width"),
-    [
-        (nn.Sequential(nn.Conv2d(3, 5, 3), nn.AdaptiveAvgPool2d(1)), 5),  # features (n, 5, 1, 1)
-        (nn.Sequential(nn.Flatten(), nn.Linear(3 * 10 * 10, 7)), 7),  # images of one size
-        (nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.Flatten(), nn.Linear(4 * 28 * 28, 9)), 9),  # 224 pixels
-        (nn.Sequential(nn.Conv2d(1, 4, 3, groups=1), nn.AdaptiveMaxPool2d(2)), 16),  # grey images
-    ],
-)
+@pytest.mark.parametrize(("backbone", "width"), [
+    (nn.Sequential(nn.Conv2d(3, 5, 3), nn.AdaptiveAvgPool2d(1)), 5),  # features (n, 5, 1, 1)
+    (nn.Sequential(nn.Flatten(), nn.Linear(3 * 10 * 10, 7)), 7),  # images of one size
+    (nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.Flatten(), nn.Linear(4 * 28 * 28, 9)), 9),  # 224 pixels
+    (nn.Sequential(nn.Conv2d(1, 4, 3, groups=1), nn.AdaptiveMaxPool2d(2)), 16),  # grey images
+])  # fmt: skip
 def test_the_width_of_features_is_measured(backbone, width):
     backbone[0].eval()
     modes = [part.training for part in backbone.modules()]
@@ -202,50 +199,47 @@ FLAT = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
 LAZY = nn.Sequential(nn.LazyConv2d(4, 3), nn.AdaptiveAvgPool2d(1))
 
 
-@pytest.mark.parametrize(
-    ("make", "call", "message"),
-    [
-        (lambda: vision.SimCLR(conv(), None), lambda m: m(views()), "SimCLR has no objective: build it with one"),
-        (lambda: build("SimCLR"), lambda m: m(views(1)), "list of 2 or more views .* got 1"),
-        (lambda: build("SimCLR"), lambda m: m(views(1)[0]), "list of 2 or more views .* got 1"),
-        (lambda: build("SwAV", large=3), lambda m: m(views(2)), "list of 3 or more views .* got 2"),
-        (lambda: build("CLIP"), lambda m: m(views(2), torch.zeros(6, 2).long()), "list of 1 view of .* got 2"),
-        (lambda: build("MoCo"), lambda m: m([views()[0], views(images=5)[0]]), r"views\[1\] has 5 images"),
-        (lambda: build("BYOL"), lambda m: m([v.mul(255).byte() for v in views()]), "floating point .* got torch.uint8"),
-        (lambda: build("MoCo"), lambda m: m([["a"], ["b"]]), "got list"),
-        (lambda: build("SupCon"), lambda m: m(views()), r"model\(views, labels\)"),
-        (lambda: build("CMC", images=30, bank=4), lambda m: m(views(1)), r"model\(views, index=rows\)"),
-        (lambda: build("CMC", images=3, bank=4), None, "bank of 3 images has no 4 negatives"),
-        (lambda: vision.CMC(nn.Flatten(), "infonce"), None, "no first convolution of three channels"),
-        (lambda: vision.CLIP(conv(), nn.Linear(3, 4), "infonce"), None, "text_head="),
-        (lambda: build("SimCLR", negatives=11), lambda m: m(views()), "an anchor has 10 negatives, fewer than"),
-        (lambda: build("SimCLR", negatives=0), None, "negatives must be a whole number >= 1, got 0"),
-        (lambda: build("SimCLR", repel="in_turn"), None, "Did you mean 'in-turn'?"),
-        (lambda: build("CMC", directions="max"), None, "directions must be one of 'sum', 'mean', got 'max'"),
-        (lambda: build("BYOL", momentum_schedule="x"), None, "momentum_schedule must be one of 'cosine', 'constant'"),
-        (lambda: build("MoCoV3", steps=0), None, "steps must be a whole number >= 1, got 0"),
-        (lambda: build("MoCo", momentum=99), None, "momentum must be in \\[0, 1\\], got 99"),
-        (lambda: vision.momentum_update(conv(), conv(), -1), None, "momentum must be in"),
-        (lambda: vision.SimCLR(FLAT, "infonce"), None, "depends on the shape .* 3600 for 3x32x32 .* pool it"),
-        (lambda: vision.SimCLR(nn.AdaptiveAvgPool2d(4), "infonce"), None, "48 for 3x32x32 and 16 for 1x32x32"),
-        (lambda: vision.MoCo(LAZY, "infonce", head=nn.Flatten()), None, "lazy layers, .* Call it once on a batch"),
-        (lambda: vision.CMC(LAZY, "infonce"), None, "lazy layers"),
-        (lambda: vision.SimCLR(conv(), "infonce", head=128), None, "head must be a torch.nn.Module or None, got 128"),
-        (lambda: vision.BYOL(conv(), predictor=3), None, "predictor must be a torch.nn.Module or None, got 3"),
-        (lambda: vision.SimCLR("infonce", conv()), None, "objective must be a text .* got Sequential"),
-        (lambda: vision.CLIP(conv(), nn.LazyLinear(4), "infonce"), None, "LazyLinear has lazy layers"),
-        (lambda: vision.BYOL(nn.LSTM(4, 4)), None, "no size of images was tried"),
-        (lambda: vision.projection_head("simcrl", 8), None, "Did you mean 'simclr'"),
-        (lambda: vision.prediction_head("simclr", 8), None, "Allowed: byol, simsiam, mocov3, nnclr"),
-        (lambda: vision.projection_head("byol", 8, hidden=0), None, "hidden must be a whole number >= 1, got 0"),
-        (lambda: vision.Queue(0, 4), None, "size must be a whole number >= 1"),
-        (lambda: vision.Queue(3, 4), lambda q: q.push(torch.zeros(2, 3)), r"shape \(n, 4\), got \(2, 3\)"),
-        (lambda: vision.cosine_schedule(0, 0, 1, 0), None, "total must be > 0, got 0"),
-        (lambda: vision.momentum_update(conv(), nn.Linear(2, 2), 0.9), None, "same parameters"),
-        (lambda: vision.SimCLR("resnet18", "infonce"), None, "a backbone is a torch.nn.Module, .* got str"),
-        (lambda: vision.LARS(conv().parameters(), lr=0.1, momentum=1), None, "LARS: momentum is out of its range"),
-    ],
-)
+@pytest.mark.parametrize(("make", "call", "message"), [
+    (lambda: vision.SimCLR(conv(), None), lambda m: m(views()), "SimCLR has no objective: build it with one"),
+    (lambda: build("SimCLR"), lambda m: m(views(1)), "list of 2 or more views .* got 1"),
+    (lambda: build("SimCLR"), lambda m: m(views(1)[0]), "list of 2 or more views .* got 1"),
+    (lambda: build("SwAV", large=3), lambda m: m(views(2)), "list of 3 or more views .* got 2"),
+    (lambda: build("CLIP"), lambda m: m(views(2), torch.zeros(6, 2).long()), "list of 1 view of .* got 2"),
+    (lambda: build("MoCo"), lambda m: m([views()[0], views(images=5)[0]]), r"views\[1\] has 5 images"),
+    (lambda: build("BYOL"), lambda m: m([v.mul(255).byte() for v in views()]), "floating point .* got torch.uint8"),
+    (lambda: build("MoCo"), lambda m: m([["a"], ["b"]]), "got list"),
+    (lambda: build("SupCon"), lambda m: m(views()), r"model\(views, labels\)"),
+    (lambda: build("CMC", images=30, bank=4), lambda m: m(views(1)), r"model\(views, index=rows\)"),
+    (lambda: build("CMC", images=3, bank=4), None, "bank of 3 images has no 4 negatives"),
+    (lambda: vision.CMC(nn.Flatten(), "infonce"), None, "no first convolution of three channels"),
+    (lambda: vision.CLIP(conv(), nn.Linear(3, 4), "infonce"), None, "text_head="),
+    (lambda: build("SimCLR", negatives=11), lambda m: m(views()), "an anchor has 10 negatives, fewer than"),
+    (lambda: build("SimCLR", negatives=0), None, "negatives must be a whole number >= 1, got 0"),
+    (lambda: build("SimCLR", repel="in_turn"), None, "Did you mean 'in-turn'?"),
+    (lambda: build("CMC", directions="max"), None, "directions must be one of 'sum', 'mean', got 'max'"),
+    (lambda: build("BYOL", momentum_schedule="x"), None, "momentum_schedule must be one of 'cosine', 'constant'"),
+    (lambda: build("MoCoV3", steps=0), None, "steps must be a whole number >= 1, got 0"),
+    (lambda: build("MoCo", momentum=99), None, "momentum must be in \\[0, 1\\], got 99"),
+    (lambda: vision.momentum_update(conv(), conv(), -1), None, "momentum must be in"),
+    (lambda: vision.SimCLR(FLAT, "infonce"), None, "depends on the shape .* 3600 for 3x32x32 .* pool it"),
+    (lambda: vision.SimCLR(nn.AdaptiveAvgPool2d(4), "infonce"), None, "48 for 3x32x32 and 16 for 1x32x32"),
+    (lambda: vision.MoCo(LAZY, "infonce", head=nn.Flatten()), None, "lazy layers, .* Call it once on a batch"),
+    (lambda: vision.CMC(LAZY, "infonce"), None, "lazy layers"),
+    (lambda: vision.SimCLR(conv(), "infonce", head=128), None, "head must be a torch.nn.Module or None, got 128"),
+    (lambda: vision.BYOL(conv(), predictor=3), None, "predictor must be a torch.nn.Module or None, got 3"),
+    (lambda: vision.SimCLR("infonce", conv()), None, "objective must be a text .* got Sequential"),
+    (lambda: vision.CLIP(conv(), nn.LazyLinear(4), "infonce"), None, "LazyLinear has lazy layers"),
+    (lambda: vision.BYOL(nn.LSTM(4, 4)), None, "no size of images was tried"),
+    (lambda: vision.projection_head("simcrl", 8), None, "Did you mean 'simclr'"),
+    (lambda: vision.prediction_head("simclr", 8), None, "Allowed: byol, simsiam, mocov3, nnclr"),
+    (lambda: vision.projection_head("byol", 8, hidden=0), None, "hidden must be a whole number >= 1, got 0"),
+    (lambda: vision.Queue(0, 4), None, "size must be a whole number >= 1"),
+    (lambda: vision.Queue(3, 4), lambda q: q.push(torch.zeros(2, 3)), r"shape \(n, 4\), got \(2, 3\)"),
+    (lambda: vision.cosine_schedule(0, 0, 1, 0), None, "total must be > 0, got 0"),
+    (lambda: vision.momentum_update(conv(), nn.Linear(2, 2), 0.9), None, "same parameters"),
+    (lambda: vision.SimCLR("resnet18", "infonce"), None, "a backbone is a torch.nn.Module, .* got str"),
+    (lambda: vision.LARS(conv().parameters(), lr=0.1, momentum=1), None, "LARS: momentum is out of its range"),
+])  # fmt: skip
 def test_mistakes_have_one_clear_message(make, call, message):
     with pytest.raises(dipole.DipoleError, match=message):  # noqa: PT012
         model = make()

@@ -101,38 +101,32 @@ MANY = [[0, 1], [1], [], [0], [2], [1]]
 
 
 @pytest.mark.parametrize("entrance", ENTRANCES)
-@pytest.mark.parametrize(
-    ("cells", "labels", "names"),
-    [
-        (["b", "a", "b", None, " ", "c"], [1, 0, 1, -1, -1, 2], ("a", "b", "c")),
-        ([1.0, 0.0, None, float("nan"), 2.0, 1.0], [1, 0, -1, -1, 2, 1], ()),
-        ([True, False, None, True, True, False], [1, 0, -1, 1, 1, 0], ()),
-        (["3", "10", "3", "2", None, "3"], [3, 10, 3, 2, -1, 3], ()),
-        ([3, 10, 3, 2, None, 3], [3, 10, 3, 2, -1, 3], ()),
-        ([None] * ROWS, None, ()),
-    ],
-)
+@pytest.mark.parametrize(("cells", "labels", "names"), [
+    (["b", "a", "b", None, " ", "c"], [1, 0, 1, -1, -1, 2], ("a", "b", "c")),
+    ([1.0, 0.0, None, float("nan"), 2.0, 1.0], [1, 0, -1, -1, 2, 1], ()),
+    ([True, False, None, True, True, False], [1, 0, -1, 1, 1, 0], ()),
+    (["3", "10", "3", "2", None, "3"], [3, 10, 3, 2, -1, 3], ()),
+    ([3, 10, 3, 2, None, 3], [3, 10, 3, 2, -1, 3], ()),
+    ([None] * ROWS, None, ()),
+])  # fmt: skip
 def test_values_that_are_classes(tmp_path, entrance, cells, labels, names):
     found = read(table(tmp_path / "t", {"image": 0, "label": cells}, {"image": IMAGE}), entrance)
     assert (None if found.labels is None else found.labels.tolist(), found.class_names) == (labels, names)
 
 
 @pytest.mark.parametrize("entrance", ENTRANCES)
-@pytest.mark.parametrize(
-    ("cells", "why"),
-    [
-        (NUMBERS, r"not whole, such as"),
-        ([f"{x}" for x in NUMBERS], r"not whole, such as"),
-        (MANY, "holds list values such as"),
-        ([[1.0, 0.0]] * ROWS, "holds list values such as"),
-        ([["a", "b"]] * ROWS, "holds list values such as"),
-        ([{"x": 1}] * ROWS, "holds dict values such as"),
-        ([datetime.date(2020, 1, 1)] * ROWS, "holds date values such as 2020-01-01"),
-        ([Decimal("1.5")] * ROWS, "holds Decimal values such as"),
-        ([b"a", b"b"] * 3, "holds bytes values such as"),
-        ([-5, -4, 0, 1, 2, 3], "holds negative numbers such as -[54], and only -1, no label, is allowed"),
-    ],
-)
+@pytest.mark.parametrize(("cells", "why"), [
+    (NUMBERS, r"not whole, such as"),
+    ([f"{x}" for x in NUMBERS], r"not whole, such as"),
+    (MANY, "holds list values such as"),
+    ([[1.0, 0.0]] * ROWS, "holds list values such as"),
+    ([["a", "b"]] * ROWS, "holds list values such as"),
+    ([{"x": 1}] * ROWS, "holds dict values such as"),
+    ([datetime.date(2020, 1, 1)] * ROWS, "holds date values such as 2020-01-01"),
+    ([Decimal("1.5")] * ROWS, "holds Decimal values such as"),
+    ([b"a", b"b"] * 3, "holds bytes values such as"),
+    ([-5, -4, 0, 1, 2, 3], "holds negative numbers such as -[54], and only -1, no label, is allowed"),
+])  # fmt: skip
 def test_values_that_are_no_classes_are_said_and_the_images_read(tmp_path, entrance, cells, why):
     path = table(tmp_path / "t", {"image": 0, "label": cells}, {"image": IMAGE})
     with pytest.warns(UserWarning, match=rf"'label' .*{why}.*label_column"):
@@ -182,15 +176,12 @@ def test_cells_without_an_image(tmp_path, entrance, cell):
 
 
 @pytest.mark.parametrize("explicit", [False, True])
-@pytest.mark.parametrize(
-    ("cells", "feature", "fix"),
-    [
-        (["a/x.png"] * ROWS, None, r"holds text.*table\.cast_column\('image', datasets\.Image\(\)\)"),
-        ([[picture(0), picture(1)]] * ROWS, datasets.List(IMAGE), "holds lists of images. Make a row of each image"),
-        ([np.zeros((4, 4), np.uint8).tolist()] * ROWS, None, r"holds arrays.*datasets\.Image\(\).*\.npz"),
-        ([np.zeros((4, 4, 3), np.uint8)] * ROWS, datasets.Array3D((4, 4, 3), "uint8"), r"holds arrays.*\.npz"),
-    ],
-)
+@pytest.mark.parametrize(("cells", "feature", "fix"), [
+    (["a/x.png"] * ROWS, None, r"holds text.*table\.cast_column\('image', datasets\.Image\(\)\)"),
+    ([[picture(0), picture(1)]] * ROWS, datasets.List(IMAGE), "holds lists of images. Make a row of each image"),
+    ([np.zeros((4, 4), np.uint8).tolist()] * ROWS, None, r"holds arrays.*datasets\.Image\(\).*\.npz"),
+    ([np.zeros((4, 4, 3), np.uint8)] * ROWS, datasets.Array3D((4, 4, 3), "uint8"), r"holds arrays.*\.npz"),
+])  # fmt: skip
 def test_columns_that_hold_something_else(tmp_path, explicit, cells, feature, fix):
     path = table(tmp_path / "t", {"image": cells, "id": list(range(ROWS))}, {"image": feature} if feature else None)
     refused(DataError, fix, read, path, image_column="image" if explicit else None)
@@ -251,18 +242,15 @@ def test_classes_with_folders_in_them_are_classes(tmp_path, inner):
         assert opened(tmp_path).counts() == {"cat": 3 * len(inner), "dog": 3 * len(inner)}
 
 
-@pytest.mark.parametrize(
-    ("places", "splits"),
-    [
-        (["train/a", "train/b", "test/a", "test/b"], {"train": {"a", "b"}, "test": {"a", "b"}}),
-        (["train/a", "train/b", "val/a", "extra/a"], {"train": {"a", "b"}, "val": {"a"}, "extra": {"a"}}),
-        (["train/a/x", "train/b/x", "test/a/x"], {"train": {"a", "b"}, "test": {"a"}}),
-        (["train", "test"], {"train": {"unlabelled"}, "test": {"unlabelled"}}),
-        (["Train/a", "Test/a"], {"Train": {"a"}, "Test": {"a"}}),
-        (["set/train/a", "set/test/a"], {"train": {"a"}, "test": {"a"}}),
-        (["set/a", "set/b"], {"train": {"a", "b"}, "set": {"a", "b"}}),
-    ],
-)
+@pytest.mark.parametrize(("places", "splits"), [
+    (["train/a", "train/b", "test/a", "test/b"], {"train": {"a", "b"}, "test": {"a", "b"}}),
+    (["train/a", "train/b", "val/a", "extra/a"], {"train": {"a", "b"}, "val": {"a"}, "extra": {"a"}}),
+    (["train/a/x", "train/b/x", "test/a/x"], {"train": {"a", "b"}, "test": {"a"}}),
+    (["train", "test"], {"train": {"unlabelled"}, "test": {"unlabelled"}}),
+    (["Train/a", "Test/a"], {"Train": {"a"}, "Test": {"a"}}),
+    (["set/train/a", "set/test/a"], {"train": {"a"}, "test": {"a"}}),
+    (["set/a", "set/b"], {"train": {"a", "b"}, "set": {"a", "b"}}),
+])  # fmt: skip
 @pytest.mark.parametrize("stream", STREAMS)
 def test_splits_are_splits(tmp_path, places, splits, stream):
     images(tmp_path, *places)

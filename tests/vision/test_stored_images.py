@@ -127,25 +127,19 @@ def saved(tmp_path, name, values):
 RAMP = np.linspace(0, 65535, 64).reshape(8, 8)
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "wanted", "near"),
-    [
-        *((name, RAMP.astype(np.uint16), RAMP / 257, 1.01) for name in ("x.png", "x.tif", "x.pgm")),
-        ("x.tif", np.float32(RAMP / 65535), RAMP / 257, 0.51),  # floating point pixels lie between 0 and 1
-    ],
-)
+@pytest.mark.parametrize(("name", "values", "wanted", "near"), [
+    *((name, RAMP.astype(np.uint16), RAMP / 257, 1.01) for name in ("x.png", "x.tif", "x.pgm")),
+    ("x.tif", np.float32(RAMP / 65535), RAMP / 257, 0.51),  # floating point pixels lie between 0 and 1
+])  # fmt: skip
 def test_other_depths_are_scaled(tmp_path, name, values, wanted, near):
     np.testing.assert_allclose(decode(saved(tmp_path, name, values), None)[:, :, 0], wanted, atol=near)
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (np.full((4, 4), 90000, np.int32), r"x\.tif \(32-bit whole numbers do not say"),
-        (np.full((4, 4), 200, np.float32), r"numbers go from 200 to 200"),
-        (np.full((4, 4), np.nan, np.float32), r"numbers go from nan"),
-    ],
-)
+@pytest.mark.parametrize(("values", "message"), [
+    (np.full((4, 4), 90000, np.int32), r"x\.tif \(32-bit whole numbers do not say"),
+    (np.full((4, 4), 200, np.float32), r"numbers go from 200 to 200"),
+    (np.full((4, 4), np.nan, np.float32), r"numbers go from nan"),
+])  # fmt: skip
 def test_values_without_a_white_are_refused(tmp_path, values, message):
     saved(tmp_path, "x.tif", values)
     refused(DataError, message, opened, tmp_path)
@@ -190,14 +184,11 @@ def test_images_that_are_left_out_are_named_once(tmp_path):
     assert not any("0x" in name for name in images.broken())
 
 
-@pytest.mark.parametrize(
-    ("place", "probes", "message"),
-    [
-        ("", "['kmeans']", r"no image of the test part .* the probes kmeans need"),
-        ("cat", "['linear', 'knn']", r"are of one class, cat, and the probes linear, knn need two"),
-        ("", "[]", None),
-    ],
-)
+@pytest.mark.parametrize(("place", "probes", "message"), [
+    ("", "['kmeans']", r"no image of the test part .* the probes kmeans need"),
+    ("cat", "['linear', 'knn']", r"are of one class, cat, and the probes linear, knn need two"),
+    ("", "[]", None),
+])  # fmt: skip
 def test_labels_that_the_probes_miss_are_said_before_training(tmp_path, place, probes, message):
     image_folder(tmp_path / "x", place, count=24)
     settings = [

@@ -68,15 +68,12 @@ def test_shards_are_read_by_file_folder_star_and_list(shards, tmp_path):
     assert (images.labels.tolist(), images.class_names) == ([1, 0, -1], ("cat", "dog"))
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("t-{008..011}.tar", ["t-008.tar", "t-009.tar", "t-010.tar", "t-011.tar"]),
-        ("{a,b}-{0..1}", ["a-0", "a-1", "b-0", "b-1"]),
-        ("{9..11}", ["9", "10", "11"]),
-        ("plain.tar", ["plain.tar"]),
-    ],
-)
+@pytest.mark.parametrize(("text", "names"), [
+    ("t-{008..011}.tar", ["t-008.tar", "t-009.tar", "t-010.tar", "t-011.tar"]),
+    ("{a,b}-{0..1}", ["a-0", "a-1", "b-0", "b-1"]),
+    ("{9..11}", ["9", "10", "11"]),
+    ("plain.tar", ["plain.tar"]),
+])  # fmt: skip
 def test_braces_are_the_shells(text, names):
     assert braces(text) == names
 
