@@ -32,7 +32,7 @@ from dipole.rl.pixel_agent import PixelAgent
 from dipole.rl.plain_state import noise_state, set_noise_state
 
 KEEP = 2
-_FORMAT = 4
+_FORMAT = 5
 _PARTS = ("agent.zip", *plain_state.files("replay"), *plain_state.files("state"))
 _NAME = re.compile(r"agent-\d{9,}")
 _COUNTERS = (
