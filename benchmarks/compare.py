@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dipole.core.cli import Runner
 from dipole.core.cli.output import write
-from dipole.core.cli.parser import to_path
+from dipole.core.cli.parser import add_runs
 
 if TYPE_CHECKING:
     from dipole.benchmarks.statistics import PairedTest
@@ -33,7 +33,7 @@ def compare(parser: argparse.ArgumentParser) -> Runner:
     """
     parser.add_argument("first", metavar="RUN", help="folder of a finished run, or the first digits of its hash")
     parser.add_argument("second", metavar="RUN", help="the run to compare it with")
-    parser.add_argument("--runs", type=to_path, default=Path("runs"), metavar="DIR", help="folder to look hashes up in")
+    add_runs(parser, "folder to look hashes up in")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return _compare
 

@@ -1,11 +1,10 @@
 """`dipole play`: arguments only. It is not in dipole.rl, whose import registers environments with gymnasium."""
 
 import argparse
-from pathlib import Path
 
 from dipole.core.cli import Runner
 from dipole.core.cli.output import stdout_to_stderr, write
-from dipole.core.cli.parser import to_path
+from dipole.core.cli.parser import add_runs, to_path
 
 
 def play(parser: argparse.ArgumentParser) -> Runner:
@@ -25,7 +24,7 @@ def play(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("--size", type=int, metavar="PIXELS", help="size of the video, at most 4096")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--device", help="auto, cpu, cuda, ... (default: the recipe's, or auto)")
-    parser.add_argument("--runs", type=to_path, default=Path("runs"), metavar="DIR", help="folder to look hashes up in")
+    add_runs(parser, "folder to look hashes up in")
     return _play
 
 

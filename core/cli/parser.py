@@ -121,6 +121,11 @@ def resumable(run: Runner, kept: str = "finished runs and checkpoints are kept")
     return stoppable
 
 
+def add_runs(parser: argparse.ArgumentParser, meaning: str = "where hashes are looked up") -> None:
+    """Add `--runs`, the folder of runs."""
+    parser.add_argument("--runs", type=to_path, default=Path("runs"), metavar="DIR", help=meaning)
+
+
 def to_path(text: str) -> Path:
     """Parse a path. Refuse an empty one, as from a variable without a value."""
     if not text:

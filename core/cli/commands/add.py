@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 from math import isfinite
-from pathlib import Path
 
 from dipole.core.cli import Runner
 from dipole.core.cli.output import write
-from dipole.core.cli.parser import to_path
+from dipole.core.cli.parser import add_runs
 from dipole.core.utils.errors import ConfigError
 
 
@@ -18,7 +17,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("run", metavar="RUN", help="folder of a finished run, or the first digits of its hash")
     parser.add_argument("values", metavar="NAME=VALUE", nargs="+", help="a result, such as detection/voc/AP50=0.824")
     parser.add_argument("--source", required=True, help="what measured it, such as 'detectron2 0.6, voc.yaml'")
-    parser.add_argument("--runs", type=to_path, default=Path("runs"), metavar="DIR", help="where hashes are looked up")
+    add_runs(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return run
 

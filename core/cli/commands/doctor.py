@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from dipole.core.cli import Runner
 from dipole.core.cli.app import broken_plugins
 from dipole.core.cli.output import say
-from dipole.core.cli.parser import to_path
+from dipole.core.cli.parser import add_runs
 from dipole.core.train.domains import Domain, domains, resolve
 from dipole.core.utils.errors import DipoleError
 from dipole.core.utils.extras import install_line
@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
     It also reports plug-ins that cannot be used.
     """
-    parser.add_argument("--runs", type=to_path, default=Path("runs"), metavar="DIR", help="folder of runs to look at")
+    add_runs(parser, "folder of runs to look at")
     parser.add_argument("--json", action="store_true", help="print one JSON list")
     return run
 

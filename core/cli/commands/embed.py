@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dipole.core.cli import Runner
 from dipole.core.cli.output import stdout_to_stderr
-from dipole.core.cli.parser import to_path
+from dipole.core.cli.parser import add_runs, to_path
 
 if TYPE_CHECKING:
     from dipole.core.train.inference import Embedder
@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("--column", metavar="NAME", help="column of a table that holds the inputs")
     parser.add_argument("--batch-size", type=int, metavar="N", help="rows at a time")
     parser.add_argument("--device", help="auto, cpu, cuda, ... (default: that of the recipe, or auto)")
-    parser.add_argument("--runs", type=to_path, default=Path("runs"), metavar="DIR", help="where hashes are looked up")
+    add_runs(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return run

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
 from dipole.core.cli import Runner
 from dipole.core.cli.output import stdout_to_stderr, write
-from dipole.core.cli.parser import to_path
+from dipole.core.cli.parser import add_runs
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
     """Evaluate the saved model of a run again."""
     parser.add_argument("run", metavar="RUN", help="folder of a finished run, or the first digits of its hash")
-    parser.add_argument("--runs", type=to_path, default=Path("runs"), metavar="DIR", help="where hashes are looked up")
+    add_runs(parser)
     parser.add_argument("--device", help="auto, cpu, cuda, ... (default: that of the recipe)")
     parser.add_argument(
         "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", dest="settings",

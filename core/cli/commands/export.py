@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dipole.core.cli import Runner
 from dipole.core.cli.output import json_answer, write
-from dipole.core.cli.parser import to_path
+from dipole.core.cli.parser import add_runs, to_path
 
 if TYPE_CHECKING:
     from dipole.core.train.run_folder import RunFolder
@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     )
     parser.add_argument("--push", metavar="REPO", help="also upload the folder to the Hugging Face Hub as this model")
     parser.add_argument("--private", action="store_true", help="with --push: make a new repository private")
-    parser.add_argument("--runs", type=to_path, default=Path("runs"), metavar="DIR", help="where hashes are looked up")
+    add_runs(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return run
 

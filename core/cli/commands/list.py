@@ -12,7 +12,7 @@ from typing import Any
 
 from dipole.core.cli import Runner
 from dipole.core.cli.output import write
-from dipole.core.cli.parser import to_path
+from dipole.core.cli.parser import add_runs
 from dipole.core.utils.plugins import SWITCH, switched_off
 
 REGISTERED = ("objectives", "regularizers", "diagnostics")
@@ -29,9 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
         metavar="KIND",
         help=f"one of {', '.join(KINDS)} (default: all of these), or {RUNS}",
     )
-    parser.add_argument(
-        "--runs", type=to_path, default=Path("runs"), metavar="DIR", help="folder of runs (default: runs)"
-    )
+    add_runs(parser, "folder of runs (default: runs)")
     parser.add_argument("--json", action="store_true", help="print one JSON object: kind -> list of entries")
     return run
 

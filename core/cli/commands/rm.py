@@ -11,15 +11,13 @@ from pathlib import Path
 
 from dipole.core.cli import Runner
 from dipole.core.cli.output import confirm, write
-from dipole.core.cli.parser import to_path
+from dipole.core.cli.parser import add_runs
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
     """Remove runs from a folder of runs."""
     parser.add_argument("run", metavar="RUN", nargs="+", help="folder of a run in DIR, or the first digits of its hash")
-    parser.add_argument(
-        "--runs", type=to_path, default=Path("runs"), metavar="DIR", help="folder of runs (default: runs)"
-    )
+    add_runs(parser, "folder of runs (default: runs)")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument(
         "--force",

@@ -7,12 +7,11 @@ import json
 import sys
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dipole.core.cli import Runner
 from dipole.core.cli.output import stdout_to_stderr, write
-from dipole.core.cli.parser import to_path
+from dipole.core.cli.parser import add_runs, to_path
 from dipole.core.evaluation.theory.choices import LOSSES, Choices
 from dipole.core.evaluation.theory.theorems import THEOREMS
 from dipole.core.objectives.spec import Option, options_of
@@ -38,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument(
         "run", metavar="RUN", nargs="?", help="folder of a finished run, or the first digits of its hash"
     )
-    parser.add_argument("--runs", type=to_path, default=Path("runs"), metavar="DIR", help="where hashes are looked up")
+    add_runs(parser)
     parser.add_argument("--device", help="auto, cpu, cuda, ... (default: that of the recipe)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--list", action="store_true", help="list every theorem, what it needs and its functions")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dipole.core.cli import Runner
 from dipole.core.cli.output import stdout_to_stderr, write
-from dipole.core.cli.parser import add_overrides, resumable, to_path
+from dipole.core.cli.parser import add_overrides, add_runs, resumable
 from dipole.core.utils.launched import launched
 
 
@@ -19,9 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
         parser, "change settings, such as train.epochs=5 'objective=infonce + 0.1*dp'; KEY= goes back to the default"
     )
     parser.add_argument("--seed", type=int, help="same as --set seed=N")
-    parser.add_argument(
-        "--runs", type=to_path, default=Path("runs"), metavar="DIR", help="folder of runs (default: runs)"
-    )
+    add_runs(parser, "folder of runs (default: runs)")
     parser.add_argument(
         "--resume",
         default="auto",
