@@ -18,7 +18,7 @@ from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.text import counted
 from dipole.vision.image_set import ImageSet, renumbered
 from dipole.vision.sources import described, known, open_source, seen
-from dipole.vision.sources.base import HELD_OUT, SHARDS, Decoding, Known, Source, split_names
+from dipole.vision.sources.base import HELD_OUT, SHARDS, Decoding, Known, Source, first_split, split_names
 
 IMBALANCE_BINS = 10
 
@@ -31,8 +31,8 @@ class DataConfig(Settings):
     train_split: str = Field("train", description="the source's split for training and probing")
     test_split: str = Field(
         "test",
-        description="the source's split for testing; without 'test' its val, validation, valid or dev; without these "
-        "a seeded share of the training split",
+        description="the source's split for testing; without 'test' its val, valid, dev, eval, holdout or alike; "
+        "without these a seeded share of the training split",
     )
     pretrain: str | None = Field(
         None, description="source of the images for pretraining, if it is another; for example WebVision v1"
@@ -255,7 +255,8 @@ def _test_split(config: DataConfig, source: Source) -> str | None:
     """Return the split to test on: the given one, or the substitute for 'test' in a source that has none."""
     if config.test_split in source.splits or config.test_split != HELD_OUT[0]:
         return config.test_split
-    return next((name for name in HELD_OUT if name in source.splits and name != config.train_split), None)
+    train = first_split((config.train_split,), source.splits)
+    return first_split(HELD_OUT, [name for name in source.splits if name != train])
 
 
 def _only_split(source: Source) -> str | None:

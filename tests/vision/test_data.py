@@ -131,6 +131,11 @@ def test_npz(tmp_path):
     assert images.class_names == ("x", "y")
     parts = read(path, test=str(path))
     assert len(parts.train) == len(parts.test) == 10
+    for labels in (np.arange(10.0)[:, None] % 2, np.array([7, 2**63] * 5, np.uint64), np.array(["x", "y"] * 5)):
+        assert (
+            opened(npz(tmp_path / "b.npz", images=pixels, labels=labels).rename(tmp_path / "C.NPZ")).labels.tolist()
+            == [0, 1] * 5
+        )
     path.write_bytes(path.read_bytes()[:500])
     refused(DataError, r"cannot be read as an \.npz", read, path)
 
@@ -140,7 +145,8 @@ def test_npz(tmp_path):
     ({"images": np.zeros((2, 4, 4, 3), np.float32)}, "must be uint8"),
     ({"images": np.zeros((0, 4, 4, 3), np.uint8)}, "holds no images"),
     ({"images": np.zeros((2, 4, 4, 3), np.uint8), "labels": np.zeros(3, int)}, "2 images but labels"),
-    ({"images": np.zeros((2, 4, 4, 3), np.uint8), "labels": np.zeros(2)}, "labels must be integers"),
+    ({"images": np.zeros((2, 4, 4, 3), np.uint8), "labels": np.eye(2)}, r"holds list values.*argmax"),
+    ({"images": np.zeros((2, 4, 4, 3), np.uint8), "labels": np.array([0, 0.5])}, "not whole, such as 0.5"),
     *(({"images": np.zeros((2, c, h, 8), np.uint8)}, "channels first") for c, h in ((3, 8), (5, 8), (3, 6))),
 ])  # fmt: skip
 def test_bad_arrays_are_named(tmp_path, arrays, message):

@@ -1,10 +1,12 @@
 """Tables and folders of images as people have them: columns, classes and splits, links, litter, metadata.csv."""
 
+import base64
 import datetime
 import os
 import warnings
 from decimal import Decimal
 from functools import partial
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -108,6 +110,8 @@ MANY = [[0, 1], [1], [], [0], [2], [1]]
     (["3", "10", "3", "2", None, "3"], [3, 10, 3, 2, -1, 3], ()),
     ([3, 10, 3, 2, None, 3], [3, 10, 3, 2, -1, 3], ()),
     ([None] * ROWS, None, ()),
+    ([Decimal(1), Decimal(0), None, Decimal(1), Decimal(2), Decimal(1)], [1, 0, -1, 1, 2, 1], ()),
+    ([10**12, 5, None, 2**62, 5, -1], [1, 0, -1, 2, 0, -1], ("5", str(10**12), str(2**62))),
 ])  # fmt: skip
 def test_values_that_are_classes(tmp_path, entrance, cells, labels, names):
     found = read(table(tmp_path / "t", {"image": 0, "label": cells}, {"image": IMAGE}), entrance)
@@ -123,7 +127,7 @@ def test_values_that_are_classes(tmp_path, entrance, cells, labels, names):
     ([["a", "b"]] * ROWS, "holds list values such as"),
     ([{"x": 1}] * ROWS, "holds dict values such as"),
     ([datetime.date(2020, 1, 1)] * ROWS, "holds date values such as 2020-01-01"),
-    ([Decimal("1.5")] * ROWS, "holds Decimal values such as"),
+    ([Decimal("1.5")] * ROWS, "not whole, such as 1.5"),
     ([b"a", b"b"] * 3, "holds bytes values such as"),
     ([-5, -4, 0, 1, 2, 3], "holds negative numbers such as -[54], and only -1, no label, is allowed"),
 ])  # fmt: skip
@@ -177,7 +181,7 @@ def test_cells_without_an_image(tmp_path, entrance, cell):
 
 @pytest.mark.parametrize("explicit", [False, True])
 @pytest.mark.parametrize(("cells", "feature", "fix"), [
-    (["a/x.png"] * ROWS, None, r"holds text.*table\.cast_column\('image', datasets\.Image\(\)\)"),
+    (["a/x.png"] * ROWS, None, r"holds text.*table\.cast_column\('image', datasets\.Image\(\)\) for paths.*b64decode"),
     ([[picture(0), picture(1)]] * ROWS, datasets.List(IMAGE), "holds lists of images. Make a row of each image"),
     ([np.zeros((4, 4), np.uint8).tolist()] * ROWS, None, r"holds arrays.*datasets\.Image\(\).*\.npz"),
     ([np.zeros((4, 4, 3), np.uint8)] * ROWS, datasets.Array3D((4, 4, 3), "uint8"), r"holds arrays.*\.npz"),
@@ -189,13 +193,15 @@ def test_columns_that_hold_something_else(tmp_path, explicit, cells, feature, fi
 
 def test_the_advice_for_lists_and_paths_works_and_bytes_are_read(tmp_path):
     warnings.filterwarnings("ignore", "Downcasting array")
-    files = [tmp_path / f"{i}.png" for i in range(ROWS)]
+    files = [str(tmp_path / f"{i}.png") for i in range(ROWS)]
     for i, file in enumerate(files):
-        file.write_bytes(picture(i)["bytes"])
+        Path(file).write_bytes(picture(i)["bytes"])
     lists = [np.full((4, 4, 3), i, np.uint8).tolist() for i in range(ROWS)]
-    for name, cells in (("a", lists), ("b", list(map(str, files)))):
-        made = datasets.Dataset.from_dict({"image": cells}).cast_column("image", IMAGE)
-        made.to_parquet(tmp_path / f"{name}.parquet")
+    texts = {"image": [base64.b64encode(Path(file).read_bytes()).decode() for file in files]}
+    decoded = datasets.Dataset.from_dict(texts).map(lambda row: {"image": base64.b64decode(row["image"])})
+    made = [datasets.Dataset.from_dict({"image": cells}).cast_column("image", IMAGE) for cells in (lists, files)]
+    for name, rows in zip("abc", [*made, decoded], strict=True):
+        rows.to_parquet(tmp_path / f"{name}.parquet")
         assert first_pixels(read(tmp_path / f"{name}.parquet")) == list(range(ROWS))
     path = table(tmp_path / "t", {"jpg": [picture(i)["bytes"] for i in range(ROWS)]})
     assert first_pixels(read(path)) == list(range(ROWS))
@@ -250,6 +256,9 @@ def test_classes_with_folders_in_them_are_classes(tmp_path, inner):
     (["Train/a", "Test/a"], {"Train": {"a"}, "Test": {"a"}}),
     (["set/train/a", "set/test/a"], {"train": {"a"}, "test": {"a"}}),
     (["set/a", "set/b"], {"train": {"a", "b"}, "set": {"a", "b"}}),
+    (["x/y/a", "x/y/b"], {"train": {"a", "b"}, "x": {"y"}}),
+    (["x/train/a", "x/train/b"], {"train": {"a", "b"}}),
+    (["train/a", "holdout/a"], {"train": {"a"}, "holdout": {"a"}}),
 ])  # fmt: skip
 @pytest.mark.parametrize("stream", STREAMS)
 def test_splits_are_splits(tmp_path, places, splits, stream):

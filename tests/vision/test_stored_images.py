@@ -145,13 +145,13 @@ def test_values_without_a_white_are_refused(tmp_path, values, message):
     refused(DataError, message, opened, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["val", "validation", "valid"])
+@pytest.mark.parametrize("name", ["val", "validation", "VALID", "Testing", "eval"])
 def test_val_beside_train_is_the_test_part_unless_there_is_test(tmp_path, name):
     def sizes(**settings):
         parts = load(DataConfig(source=str(tmp_path), **settings), Seeds(0))
         return len(parts.train), len(parts.test)
 
-    for split, count in (("train", 4), (name, 3)):
+    for split, count in (("Training" if name == "Testing" else "train", 4), (name, 3)):
         image_folder(tmp_path, f"{split}/cat", f"{split}/dog", count=count)
     assert sizes() == (8, 6)
     image_folder(tmp_path, "test/cat", "test/dog", count=2)

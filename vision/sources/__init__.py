@@ -1,12 +1,14 @@
 """Sources of images: a file per kind, found by listing this folder."""
 
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from dipole.core.train.data_sets import how_to_get
 from dipole.core.utils.errors import DataError, nearest
+from dipole.core.utils.files import is_file, is_folder
 from dipole.core.utils.hub import is_offline
 from dipole.core.utils.plugins import import_all
 from dipole.vision.sources.base import HUB, READERS, SHARDS, Classes, Decoding, Known, Reader, Source
@@ -22,10 +24,12 @@ import_all(__name__)
 
 
 def reader_of(source: str) -> Reader | None:
-    """Return the kind of a source, None for an unknown one."""
-    path = Path(source).expanduser()
+    """Return the kind of a source, None for an unknown one or an impossible name."""
     readers = sorted(READERS.values(), key=lambda each: each.general)
-    return next((each for each in readers if each.matches(source, path)), None)
+    with suppress(OSError, RuntimeError, ValueError):
+        path = Path(source).expanduser()
+        return next((each for each in readers if source and each.matches(source, path)), None)
+    return None
 
 
 def open_source(source: str, options: Decoding, wanted: Classes = None) -> Source:
@@ -42,7 +46,7 @@ def open_source(source: str, options: Decoding, wanted: Classes = None) -> Sourc
             return open_stream(source, options, wanted)
         source, reader, options = hub_name(source), folder, replace(options, memory=0)
     if reader is None:
-        if Path(source).expanduser().is_file():
+        if is_file(Path(source)):
             raise DataError(f"{source} is a file that dipole cannot read as images. Give {described()}.")
         if source == IMAGENET:
             raise DataError(
@@ -56,7 +60,7 @@ def open_source(source: str, options: Decoding, wanted: Classes = None) -> Sourc
 
 def missing(source: str) -> str:
     """Return why a source cannot be read, "" if it is there or only the network can tell. Nothing is decoded."""
-    if Path(source).expanduser().is_dir():  # its kind is found by reading it
+    if source and is_folder(Path(source).expanduser()):  # its kind is found by reading it
         return ""
     reader = reader_of(source)
     try:

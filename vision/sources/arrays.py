@@ -10,6 +10,7 @@ from dipole.core.utils.text import shortened
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import Classes, Decoding, Known, Source, register_source
 from dipole.vision.sources.images import select
+from dipole.vision.sources.labels import NoClassesError, class_labels
 
 
 @register_source(names=("digits",), known={"digits": Known(1, 8, 10, {"train": 1797})})
@@ -26,7 +27,7 @@ def digits() -> ImageSet:
     return ImageSet("digits", images, torch.from_numpy(bunch.target).long(), tuple(map(str, range(10))))
 
 
-@register_source("an .npz of arrays", matches=lambda text, path: path.suffix == ".npz", quick=True)
+@register_source("an .npz of arrays", matches=lambda text, path: path.suffix.lower() == ".npz", quick=True)
 def open_npz(source: str, options: Decoding, wanted: Classes) -> Source:
     return Source(source, ("train",), lambda _: select(read_npz(Path(source).expanduser()), wanted))
 
@@ -50,7 +51,7 @@ def read_npz(path: Path) -> ImageSet:
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
         raise DataError(
             f"{path}: images must be uint8 of shape (n, H, W) or (n, H, W, C), got {images.dtype} {images.shape}. Save "
-            "values in [0, 1] as (255 * images).astype(np.uint8)."
+            "values from 0 to 255 as images.astype(np.uint8), and those in [0, 1] as (255 * images).astype(np.uint8)."
         )
     if images.ndim == 3:
         images = images[..., None]
@@ -60,12 +61,24 @@ def read_npz(path: Path) -> ImageSet:
             f"{path}: images of shape {images.shape} have their channels first; expected (n, H, W, C). Save "
             "images.transpose(0, 2, 3, 1)."
         )
-    labels = arrays.get("labels")
-    if labels is not None and (labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer)):
-        raise DataError(f"{path}: labels must be integers of shape (n,), got {labels.dtype} {labels.shape}.")
     pixels = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
-    classes = None if labels is None else torch.from_numpy(labels.astype(np.int64))
-    return ImageSet(path.stem, pixels, classes, tuple(map(str, arrays.get("class_names", ()))))
+    classes, names = _classes(path, arrays.get("labels"))
+    return ImageSet(path.stem, pixels, classes, names or tuple(map(str, arrays.get("class_names", ()))))
+
+
+def _classes(path: Path, labels: np.ndarray | None) -> tuple[torch.Tensor | None, tuple[str, ...]]:
+    """Return labels (n,) of an array (n,) or (n, 1), and the names of classes that are text or large numbers."""
+    if labels is None:
+        return None, ()
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    try:
+        return class_labels(labels.tolist())
+    except NoClassesError as error:
+        raise DataError(
+            f"{path}: the array 'labels', {labels.dtype} {labels.shape}, {error}. Save one class of each image: whole "
+            "numbers or text of shape (n,), such as labels.argmax(1) for rows of zeros and one 1. Or leave it out."
+        ) from error
 
 
 @register_source("a folder of STL-10's own files", matches=lambda text, path: (path / "train_X.bin").is_file())

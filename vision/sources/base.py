@@ -1,6 +1,6 @@
 """Sources of images: how one is recognised, opened and read split by split."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +11,9 @@ from dipole.vision.registry import Entries
 
 __all__ = ["Decoding", "Known", "Source", "register_source"]
 
-HELD_OUT = ("test", "val", "validation", "valid", "dev")  # names of test splits, in order of preference
-SPLITS = ("train", *HELD_OUT, "unlabeled")
+TRAINING = ("train", "training")
+# Names of test splits, in order of preference.
+HELD_OUT = ("test", "testing", "val", "validation", "valid", "validate", "dev", "eval", "evaluation", "holdout")
 
 SHARDS = "wds:"  # before the names of tar files
 HUB = "hub:"  # before a data set that the library `datasets` finds: an id, or a folder
@@ -93,16 +94,32 @@ class Source:
         return joined([self.reader(name) for name in names])
 
 
-def split_names(source: str, split: str, known: Iterable[str]) -> list[str]:
-    """Return the names in a text such as "train+unlabeled". Raise DataError for an unknown or a repeated split."""
-    known = tuple(known)
-    names = [split] if split in known else [name.strip() for name in split.split("+")]
+def first_split(names: Iterable[str], known: Sequence[str]) -> str | None:
+    """Return the first of some names that is a known split, as it is written there: "train" may be TRAIN."""
     for name in names:
-        if name not in known:
+        if name in known:
+            return name
+        if found := next((each for each in known if each.lower() == name.lower()), None):
+            return found
+    return None
+
+
+def split_names(source: str, split: str, known: Iterable[str]) -> list[str]:
+    """Return the names in a text such as "train+unlabeled", as the source writes them (train, Train, Training).
+
+    Raise DataError for an unknown or a repeated split.
+    """
+    known = tuple(known)
+    names = []
+    for name in [split] if split in known else map(str.strip, split.split("+")):
+        alike = TRAINING if name == TRAINING[0] else (name,)
+        found = first_split(alike, known)
+        if found is None:
             raise DataError(
                 f"{source} has no split {name!r}.{nearest(name, known)} It has: {', '.join(known)}. "
                 "Set vision.data.train_split, test_split or pretrain_split. Join splits with a plus sign: train+test."
             )
+        names.append(found)
     if len(set(names)) < len(names):
         raise DataError(f"the split {split!r} of {source} names one split twice. Name each once.")
     return names

@@ -14,7 +14,7 @@ from dipole.core.utils.errors import DataError
 from dipole.core.utils.text import are, counted, warn
 from dipole.vision.decoding import file_bytes, shortened
 from dipole.vision.image_set import ImageSet
-from dipole.vision.sources.base import SPLITS, Classes, Decoding, Source, register_source
+from dipole.vision.sources.base import HELD_OUT, TRAINING, Classes, Decoding, Source, register_source
 from dipole.vision.sources.images import decode_all, select
 from dipole.vision.sources.metadata import METADATA, read_metadata
 
@@ -23,8 +23,7 @@ SUFFIXES = frozenset(
 )
 # Suffixes of further image files that the system's list of types may not know.
 PICTURES = frozenset({".avif", ".heic", ".heif", ".jxl", ".dng", ".cr2", ".nef", ".arw", ".exr", ".psd", ".pfm"})
-TRAINING = ("train", "training")
-CALLED = (*TRAINING, *SPLITS, "testing", "validate", "eval", "evaluation", "unlabelled")
+CALLED = (*TRAINING, *HELD_OUT, "unlabeled", "unlabelled")
 JUNK = frozenset({"__MACOSX", "__pycache__", "@eaDir", "$RECYCLE.BIN", "lost+found"})
 """Folders that archives and file systems add."""
 
@@ -105,10 +104,11 @@ def image_folder(source: str, options: Decoding, wanted: Classes) -> Source:
     path = Path(source).expanduser()
     outer = tree = scan(path)
     names = split_folders(tree)
-    if not names and not tree.files and len(tree.folders) == 1:
-        (inner,) = tree.folders.values()
-        if len(inner.folders) > 1:  # the folder that an archive was unpacked to
-            tree, names = inner, split_folders(inner)
+    inner = tree
+    while not split_folders(inner) and not inner.files and len(inner.folders) == 1:
+        (inner,) = inner.folders.values()
+    if len(inner.folders) > 1 or split_folders(inner):  # the folder that an archive was unpacked to
+        tree, names = inner, split_folders(inner)
     parts = {name: tree.folders[name] for name in names} or {"train": tree}
     beside = []
     if names:
@@ -117,8 +117,10 @@ def image_folder(source: str, options: Decoding, wanted: Classes) -> Source:
             *(file for name in tree.folders if name not in names for file in tree.folders[name].images()),
         ]
         beside = [*(f"{file} (beside the folders of the splits)" for file in files), *tree.unread]
-    elif all(inner.folders for inner in outer.folders.values()):
-        parts |= {name: inner for name, inner in outer.folders.items() if name != "train"}
+    else:
+        for each in (tree, outer):
+            if all(inner.folders for inner in each.folders.values()):
+                parts = {name: inner for name, inner in each.folders.items() if name.lower() not in CALLED} | parts
     every = {name for part in parts.values() for name in part.folders}
 
     def read(split: str) -> ImageSet:

@@ -22,6 +22,7 @@ SETTING = "vision.data.image_column (--column of `dipole embed`)"
 IMAGES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp")
 """Names of columns of images, in order of preference."""
 CAST = "table.cast_column({column!r}, datasets.Image())"
+DECODE = "table.map(lambda row: {{{column!r}: base64.b64decode(row[{column!r}])}})"
 IDS = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100", "stl10": "jxie/stl10"}
 SIZES = {
     "cifar10": Known(3, 32, 10, {"train": 50_000, "test": 10_000}),
@@ -91,7 +92,7 @@ def saved_dataset(source: str, options: Decoding, wanted: Classes) -> Source:
 
 
 def _is_parquet(source: str, path: Path) -> bool:
-    return path.suffix == ".parquet" or (path.is_dir() and next(_tables(path), None) is not None)
+    return path.suffix.lower() == ".parquet" or (path.is_dir() and next(_tables(path), None) is not None)
 
 
 def _tables(path: Path) -> Iterator[Path]:
@@ -174,7 +175,10 @@ def _no_images(column: str, feature: Any) -> str:
     if kind in ("binary", "large_binary"):
         return ""
     if kind in ("string", "large_string"):
-        return f"The column {column!r} holds text. If that is paths, store the images: {CAST.format(column=column)}."
+        return (
+            f"The column {column!r} holds text, not images. Store the images: {CAST.format(column=column)} for paths, "
+            f"{DECODE.format(column=column)} for base64."
+        )
     if _is_list(feature) and (isinstance(inner, ImageFeature) or (isinstance(inner, dict) and "bytes" in inner)):
         return (
             f"The column {column!r} holds lists of images. Make a row of each image, or set "

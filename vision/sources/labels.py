@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ LABELS = ("label", "fine_label", "labels", "class", "cls", "target", "y")
 """Names of columns of labels, in order of preference."""
 WHOLE = re.compile(r"-?\d{1,9}")
 DECIMAL = re.compile(r"-?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?")
+MOST = 100_000
+"""Greatest number of a class. Above it numbers are identifiers, and are counted as text is."""
 
 
 class NoClassesError(ValueError):
@@ -23,8 +26,8 @@ class NoClassesError(ValueError):
 def class_labels(values: Iterable[Any]) -> tuple[Tensor | None, tuple[str, ...]]:
     """Return labels (n,), -1 where missing, and the names of the classes. Without any label None and ().
 
-    Whole numbers stay, also as floats or as text. Other text is numbered by the alphabet. Raise NoClassesError if the
-    values are no classes, with the reason.
+    Whole numbers up to `MOST` stay, also as floats or as text. Other text is numbered by the alphabet, and larger
+    numbers in their order. Raise NoClassesError if the values are no classes, with the reason.
     """
     told = [plain_label(value) for value in values]
     known = {value for value in told if value is not None}
@@ -39,11 +42,19 @@ def class_labels(values: Iterable[Any]) -> tuple[Tensor | None, tuple[str, ...]]
         names = tuple(sorted({str(value) for value in known}))
         place = {name: number for number, name in enumerate(names)}
         numbers = {value: place[str(value)] for value in known}
-    if fraction := next((value for value in numbers.values() if not float(value).is_integer()), None):
+    fraction = next((each for each in numbers.values() if isinstance(each, float) and not each.is_integer()), None)
+    if fraction is not None:
         raise NoClassesError(f"holds numbers that are not whole, such as {fraction:g}")
-    if negative := next((value for value in numbers.values() if float(value) < -1), None):
-        raise NoClassesError(f"holds negative numbers such as {negative:g}, and only -1, no label, is allowed")
-    return torch.tensor([-1 if value is None else int(numbers[value]) for value in told]), names
+    numbers = {value: int(number) for value, number in numbers.items()}
+    if min(numbers.values()) < -1:
+        least = str(min(numbers.values()))[:40]
+        raise NoClassesError(f"holds negative numbers such as {least}, and only -1, no label, is allowed")
+    if max(numbers.values()) > MOST:
+        distinct = sorted({number for number in numbers.values() if number >= 0})
+        names = tuple(map(str, distinct))
+        place = {number: place for place, number in enumerate(distinct)}
+        numbers = {value: place.get(number, -1) for value, number in numbers.items()}
+    return torch.tensor([-1 if value is None else numbers[value] for value in told]), names
 
 
 def plain_label(value: Any) -> Any:
@@ -52,6 +63,8 @@ def plain_label(value: Any) -> Any:
         return value.strip() or None
     if value is None or value != value:  # NaN
         return None
+    if isinstance(value, Decimal):
+        return float(value)
     if not isinstance(value, bool | int | float):
         raise NoClassesError(
             f"holds {type(value).__name__} values such as {str(value)[:40]}, not one class of each image"
