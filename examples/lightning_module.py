@@ -7,6 +7,7 @@ those of all, with gradient, and four processes train as one on their batches to
 """
 
 import argparse
+from typing import Any
 
 import torch
 from lightning import LightningModule, Trainer
@@ -32,10 +33,11 @@ class SimCLR(LightningModule):
         self.log_dict({name: float(term) for name, term in outcome.terms.items()})
         return outcome.loss
 
-    def on_train_batch_end(self, *given: object) -> None:
-        # Proximal steps of terms that have one. With accumulate_grad_batches: only where an optimizer step was taken.
-        rate = self.optimizers().param_groups[0]["lr"]
-        self.objective.after_step(rate, self.global_step, int(self.trainer.estimated_stepping_batches))
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer, closure: Any) -> None:
+        super().optimizer_step(epoch, batch_idx, optimizer, closure)
+        # Proximal steps and schedules of terms. Lightning counts the step afterwards.
+        rate, total = optimizer.param_groups[0]["lr"], int(self.trainer.estimated_stepping_batches)
+        self.objective.after_step(rate, self.global_step + 1, total)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.parameters(), lr=self.learning_rate)

@@ -164,11 +164,12 @@ def ignores_this_order(subject: Subject, layout: Layout, leaves: Leaves, order: 
         _leaves(**{name: leaf.detach()[order] for name, leaf in leaves.items()}),
     )
     if not value_error(moved, result) <= EXACT:
-        raise Failed(f"the value changes from {result.value.item():.8g} to {moved.value.item():.8g}")
+        said = f"the value changes from {result.value.item():.8g} to {moved.value.item():.8g}"
+        raise Failed(said, ("reference",))
     for name in leaves:
         before, after = result.gradients[name], moved.gradients[name]
         if before is not None and after is not None and not relative(after, before[order]) <= EXACT:
-            raise Failed(f"the gradient of {name} changes by {relative(after, before[order]):.2g}")
+            raise Failed(f"the gradient of {name} changes by {relative(after, before[order]):.2g}", ("reference",))
 
 
 @check("determinism", "same call, same bits")
@@ -178,7 +179,7 @@ def repeats_itself(subject: Subject) -> str:
     leaves = subject.views.leaves(torch.float32)
     first = subject.result(instance, subject.views, leaves)
     if any(not torch.equal(leaf, subject.views.leaves(torch.float32)[name]) for name, leaf in leaves.items()):
-        raise Failed("the call changes its inputs in place")
+        raise Failed("the call changes its inputs in place", _OF_CHANGE)
     for who, other in (("called again", instance), ("built again", subject.make(subject.views, torch.float32))):
         second = subject.result(other, subject.views, leaves)
         if not _same(first, second):

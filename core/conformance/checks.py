@@ -23,7 +23,7 @@ ROWS, COLUMNS = 8, 16  # of the batches for low precision
 class Failed(AssertionError):  # noqa: N818
     """A check found the fault that the message names. The checks in `explains` must fail for the same cause.
 
-    `by_reference` says that values of the reference were missed. If the check "reference" fails too, it is the cause.
+    `by_reference` says that the loss differs from its reference in float64. The first such check is the cause of all.
     """
 
     def __init__(self, message: str, explains: tuple[str, ...] = (), by_reference: bool = False) -> None:

@@ -22,7 +22,7 @@ from dipole.core.conformance.checks import (
     relative,
 )
 from dipole.core.conformance.cost import Work
-from dipole.core.conformance.layouts import Layout, Leaves
+from dipole.core.conformance.layouts import Layout, Leaves, long_queue
 from dipole.core.conformance.stops import Stops
 from dipole.core.conformance.subjects import Result, Subject
 from dipole.core.objectives.pairs import Pairs
@@ -32,6 +32,7 @@ NOISE = 0.05
 # No round numbers, where margins bend.
 LEVELS = (-0.603, -0.297, 0.103, 0.297, 0.503, 0.703, 0.853, 0.917, 0.972, 0.9953)
 MANY, MORE = 72, 300  # rows of a view: against the loops, and for what needs none
+WIDE = (128, 200)  # columns
 FEW_BITS = 1e-5  # of float32 at many rows
 MOST_NUMBERS = 40_000_000  # of the largest tensor at MORE rows
 SLOPE = 1e-3  # between a central difference and the gradient
@@ -202,17 +203,10 @@ def _sparse(count: int, width: int) -> Layout:
     )
 
 
-def _queue(count: int, width: int) -> Layout:
-    return Layout(
-        "a long queue",
-        {"queries": (4, width), "keys": (4, width), "queue": (count, width)},
-        lambda queries, keys, queue: Pairs.cross(queries, keys, queue, labels=torch.tensor([0, 0, 1, 1])),
-    )
-
-
-@check("size", "correct for 300 rows")
+@check("size", "correct for 300 rows and 200 columns")
 def holds_for_many_rows(subject: Subject) -> str:
-    """Larger batches are right: 72 and 300 rows equal the reference. Each of 300 has a gradient, in any order."""
+    """72 and 300 rows, and 128 and 200 columns, equal the reference. Each has a gradient, and rows in any order."""
+    _holds_for_wide_rows(subject)
     said = []
     if subject.truth is not None:
         compared = _compared(subject)
@@ -246,6 +240,22 @@ def holds_for_many_rows(subject: Subject) -> str:
     return "; ".join([*said, f"in any order for {count}"])
 
 
+def _holds_for_wide_rows(subject: Subject) -> None:
+    """Raise Failed if a column has no gradient, or the loss of many columns differs from the reference."""
+    for width in WIDE if subject.dim is None else ():
+        layout = subject.batch(5, width)
+        leaves = layout.leaves()
+        found = subject.result(subject.make(layout), layout, leaves)
+        for name in leaves:
+            gradient = found.gradients[name]
+            empty = 0 if gradient is None else int((~gradient.any(dim=0)).sum())
+            if 0 < empty < width:
+                raise Failed(f"the gradient of {empty} of {width} columns of {name} is zero")
+        if subject.truth is not None:
+            true = subject.result(subject.make(layout), layout, leaves, subject.truth)
+            demand_equal(found, true, f"with {width} columns", other="reference")
+
+
 def _compared(subject: Subject) -> list[tuple[Layout, Callable[..., Tensor]]]:
     """Return batches and what each is compared with. The loops are slow, so large batches have few pairs."""
     assert subject.truth is not None
@@ -253,7 +263,7 @@ def _compared(subject: Subject) -> list[tuple[Layout, Callable[..., Tensor]]]:
     if subject.twin is not None:
         return [*compared, (subject.batch(_affordable(subject)), subject.twin)]
     width = subject.views.width
-    return [*compared, (_queue(MORE, width), subject.truth), (_sparse(MORE, width), subject.truth)]
+    return [*compared, (long_queue(MORE, width), subject.truth), (_sparse(MORE, width), subject.truth)]
 
 
 def _equals(subject: Subject, layout: Layout, by: Callable[..., Tensor]) -> None:

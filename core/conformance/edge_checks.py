@@ -7,6 +7,7 @@ import pickle
 import warnings
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,9 +32,10 @@ from dipole.core.conformance.checks import (
 )
 from dipole.core.conformance.cost import Work, cubic_share
 from dipole.core.conformance.fake_device import Accelerator, Elsewhere, WrongDeviceError
-from dipole.core.conformance.layouts import Leaves
+from dipole.core.conformance.layouts import Layout, Leaves, long_queue
 from dipole.core.conformance.ranks import Case, on_two_ranks
 from dipole.core.conformance.subjects import Result, Subject
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.errors import DipoleError
 from dipole.core.utils.text import counted
 
@@ -56,10 +58,53 @@ def temperature_counts(subject: Subject) -> str:
         made = [subject.make(temperature={name: t}) for t in (MODERATE_TEMPERATURE, 0.5)]
         low, high = (subject.result(instance, subject.views, leaves) for instance in made)
         if max(value_error(low, high), gradient_error(low, high)) <= EXACT:
-            raise Failed(f"{name} has no effect: {low.value.item():.8g} at 0.05 and at 0.5")
+            said = f"{name} has no effect: {low.value.item():.8g} at 0.05 and at 0.5"
+            raise Failed(said, ("low temperature", "float16", "bfloat16"))
         prefix = "" if name == "temperature" else f"{name}: "
         said.append(f"{prefix}{low.value.item():.4g} at 0.05, {high.value.item():.4g} at 0.5")
     return "; ".join(said)
+
+
+@check("labels", "labels and scores have an effect")
+def labels_count(subject: Subject) -> str:
+    """Other labels or scores of the same rows give another value or another gradient."""
+    layout, leaves = subject.views, subject.views.leaves()
+    if subject.takes_pairs or ((subject.fit.labels or 1) == 1 and not subject.fit.scores):
+        raise Skipped("it takes neither labels nor scores")
+    labels, scores = (None if each is None else each.roll(1) for each in (layout.labels, layout.scores))
+    others = replace(layout, labels=labels, scores=scores)
+    first, second = (subject.result(subject.make(), each, leaves) for each in (layout, others))
+    if max(value_error(second, first), gradient_error(second, first)) <= EXACT:
+        what = "scores" if subject.fit.scores else "labels"
+        raise Failed(f"the {what} have no effect: {first.value.item():.8g} for any of the same rows", ("reference",))
+    return f"{first.value.item():.4g}, and {second.value.item():.4g} for others"
+
+
+@check("weights", "rows count by their weights, or weights are refused")
+def weights_count(subject: Subject) -> str:
+    """Weights of 1 change nothing, and a row of weight 0 gets no gradient. A term may refuse weights."""
+    if not subject.takes_pairs:
+        raise Skipped("loss(a, b) takes no weights")
+    if any(term.weighting == "own" for term in subject.make().terms):
+        raise Skipped("a term uses weights in its own way")
+    plain, leaves = long_queue(5, subject.views.width), {}
+    results = []
+    for weights in (None, torch.ones(4), torch.tensor([1.0, 0.0, 2.0, 3.0])):
+        layout = replace(plain, build=partial(_weighted, plain, weights))
+        leaves = layout.leaves()
+        try:
+            results.append(subject.result(subject.make(layout), layout, leaves))
+        except DipoleError as error:
+            return f"refused with one clear error: {error}"
+    demand_equal(results[1], results[0], "with weights of 1", other="without weights")
+    gradient = results[2].gradients["queries"]
+    if gradient is not None and gradient[1].any():
+        raise Failed(f"a row of weight 0 has a gradient of length {gradient[1].norm():.4g}: the weights are ignored")
+    return f"{results[0].value.item():.4g}, and {results[2].value.item():.4g} with weights"
+
+
+def _weighted(layout: Layout, weights: Tensor | None, **leaves: Tensor) -> Pairs:
+    return replace(layout.build(**leaves), weights=None if weights is None else weights.to(leaves["queries"]))
 
 
 @check("work", "cost grows at most with the square of the batch")
@@ -232,7 +277,7 @@ def is_the_same_in_eval_mode(subject: Subject) -> str:
     with torch.no_grad():
         plain = subject.result(instance, subject.views, leaves).value
     if not relative(plain, trained) <= EXACT:
-        raise Failed(f"{plain.item():.8g} under no_grad, {trained.item():.8g} with gradients")
+        raise Failed(f"{plain.item():.8g} under no_grad, {trained.item():.8g} with gradients", ("size",))
     if not isinstance(instance, nn.Module):
         return "same under no_grad; it has no modes"
     if subject.stateful:

@@ -95,6 +95,15 @@ def in_order(order: Tensor, width: int = WIDTH, classes: int = CLASSES) -> Layou
     )
 
 
+def long_queue(count: int, width: int) -> Layout:
+    """Return four queries with their keys and `count` negatives."""
+    return Layout(
+        "a long queue",
+        {"queries": (4, width), "keys": (4, width), "queue": (count, width)},
+        lambda queries, keys, queue: Pairs.cross(queries, keys, queue, labels=torch.tensor([0, 0, 1, 1])),
+    )
+
+
 def _listed(x: Tensor, y: Tensor) -> Pairs:
     """Ragged rows: an anchor without positives, a candidate both positive and ignored, padding in the middle."""
     return Pairs(

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.conformance.layouts import LAYOUTS, Leaves
-from dipole.core.conformance.subjects import Result, parameters_of
+from dipole.core.conformance.subjects import Result, named
 from dipole.core.objectives.encoded_batch import EncodedBatch
 
 COUNT = 2
@@ -174,7 +174,7 @@ def evaluate(case: Case, rank: int) -> Found:
         outcome = instance(EncodedBatch(dict(rows), lambda gathered: layout.build(**gathered, **held)))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    wanted = {f"rows.{name}": leaf for name, leaf in rows.items()} | held | parameters_of(instance)
+    wanted = named({f"rows.{name}": leaf for name, leaf in rows.items()} | held, instance)
     found: tuple[Tensor | None, ...] = (None,) * len(wanted)
     if outcome.loss.requires_grad:
         found = torch.autograd.grad(outcome.loss, list(wanted.values()), allow_unused=True)

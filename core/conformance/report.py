@@ -99,6 +99,7 @@ def run(subject: Subject, checks: Sequence[Check]) -> Report:
     rows: list[CheckResult] = []
     explained: dict[str, str] = {}  # check -> the finding of which it is a consequence
     raised: dict[str, str] = {}  # an error that no check is about -> the check that met it first
+    missed = ""  # the check that missed the reference first
     for check in checks:
         start = time.perf_counter()
         outcome: Literal["ok", "FAIL", "-"] = "ok"
@@ -109,8 +110,9 @@ def run(subject: Subject, checks: Sequence[Check]) -> Report:
             outcome, detail = "-", str(reason)
         except Failed as fault:
             outcome, detail, cause = "FAIL", str(fault), check.name
-            if fault.by_reference and check.name != "reference":
-                explained.setdefault(check.name, "reference")
+            if fault.by_reference:
+                missed = missed or check.name
+                explained.setdefault(check.name, missed)
             explained = explained | dict.fromkeys(fault.explains, check.name)
         except Exception as error:
             outcome, detail = "FAIL", f"{type(error).__name__}: {str(error).strip()}".split("\n", 1)[0]

@@ -208,7 +208,7 @@ class Subject(Declared):
         if not isinstance(value, Tensor) or value.numel() != 1:
             got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise TypeError(f"the loss must be a scalar tensor, got {got}")
-        wanted = leaves | parameters_of(instance)
+        wanted = named(leaves, instance)
         found: tuple[Tensor | None, ...] = (None,) * len(wanted)
         if value.requires_grad:
             found = torch.autograd.grad(value.sum(), list(wanted.values()), allow_unused=True)
@@ -221,6 +221,12 @@ def parameters_of(instance: Any) -> dict[str, Tensor]:
     if isinstance(instance, nn.Module):
         return dict(instance.named_parameters())
     return {}
+
+
+def named(leaves: Leaves, instance: Any) -> dict[str, Tensor]:
+    """Return leaves and trainable parameters by name. A parameter may be called as a leaf."""
+    own = parameters_of(instance).items()
+    return leaves | {f"parameter {name}" if name in leaves else name: value for name, value in own}
 
 
 def foreign(

@@ -14,7 +14,7 @@ from dipole.core.objectives.engine import similarities
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.similarity import full_precision, paired
 from dipole.core.objectives.statistics import AnyStatistic
-from dipole.core.utils.distributed import all_sum, world_size
+from dipole.core.utils.distributed import all_sum, log_mean_exp, world_size
 from dipole.core.utils.errors import PairsError
 from dipole.core.utils.text import counted
 
@@ -205,6 +205,24 @@ class Rows:
         if weights is None:
             weights = torch.ones_like(values)
         return _weighted_mean(values, weights)
+
+    def log_mean_exp(self, logs: Tensor, counts: Tensor) -> Tensor:
+        """Return log( sum_i w_i e^{logs_i} / sum_i w_i counts_i ) over all anchors of all ranks, ().
+
+        It is 0 if all weights are 0. Without weights, w is 1.
+
+        Args:
+            logs: (A,).
+            counts: (A,), >= 0.
+        """
+        weights = self._anchor_weights()
+        if weights is None:
+            return log_mean_exp(logs, counts)
+        counts = counts * weights
+        used = counts > 0
+        some = all_sum(counts.sum()) > 0
+        logs = torch.where(used, logs + torch.where(used, weights, 1.0).log(), torch.where(some, -torch.inf, 0.0))
+        return torch.where(some, log_mean_exp(logs, torch.where(some, counts, 1.0)), 0.0)
 
     def sum_over_all(self, values: Tensor) -> Tensor:
         """Sum over all anchors of all ranks, (), times their weights if the pairs have them.

@@ -10,6 +10,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy, normalize, sof
 
 from dipole import TEMPERATURE, DipoleError, Objective, Range, check_objective
 from dipole.core.cli import main
+from dipole.core.utils.distributed import all_sum
 
 Temperature = Annotated[float, TEMPERATURE]
 FLAGS = {"Proxies": "--dim 9 --labels CLASSES", "DINO": "--dim 12", "Scored": "--scores"}
@@ -181,10 +182,79 @@ class Classes(Objective):
         return cross_entropy(logits, labels.to(anchors.device), reduction="none")
 
 
+class Unweighted(Objective):
+    """Applies weights itself, and forgets to."""
+
+    needs_negatives, weighting = False, "own"
+
+    def __init__(self, says: str | None = "own") -> None:
+        super().__init__("cosine")
+        self.weighting = says
+
+    def loss(self, positive, rows):
+        pulls = rows.only_positives(1 - positive, 0.0)
+        return all_sum(pulls.sum()) / all_sum(rows.positive_count.sum()).clamp_min(1)
+
+
 def test_labels_and_width_reach_objectives_and_faults_with_labels_are_found():
     checks = ["call", "gradient exists", "gradcheck", "size", "float16"]
     assert failures(Classes, dim=10, labels=3, only=checks) == set()
     assert failures(WrongClass, **LOSSES["Proxies"][1], only=["permutation"])
+    assert failures(lambda a, b, labels: with_labels(a, b, 0 * labels), labels=3, only=["labels"]) == {"labels"}
+    assert failures(lambda a, b, scores: Scored()(a, b, 0.5), scores=True, only=["labels"]) == {"labels"}
+
+
+def test_weights_that_are_ignored_are_found():
+    outcomes = {}
+    for says in ("own", "rows", None):
+        (row,) = check_objective(Unweighted, options={"says": says}, only=["weights"]).rows
+        outcomes[says] = row.outcome, row.detail[:7]
+    assert outcomes == {"own": ("-", "a term "), "rows": ("FAIL", "a row o"), None: ("ok", "refused")}
+
+
+class Sigmoid(nn.Module):
+    """Learned numbers, of which one is called as an input."""
+
+    def __init__(self):
+        super().__init__()
+        self.t, self.b = nn.Parameter(torch.tensor(2.3)), nn.Parameter(torch.tensor(-3.0))
+
+    def forward(self, a, b):
+        a, b = normalize(full(a), dim=1), normalize(full(b), dim=1)
+        sign = 1 - 2 * torch.eye(len(a), dtype=a.dtype, device=a.device)
+        return softplus(sign * (self.t.to(a.dtype).exp() * a @ b.T + self.b.to(a.dtype))).sum(1).mean()
+
+
+def test_a_parameter_may_have_the_name_of_an_input():
+    assert failures(Sigmoid, only=QUICK) == set()
+
+
+class Fault(NTXent):  # with other inputs, another value, or another temperature
+    def __init__(self, temperature: float = 0.5, inputs=lambda *ab: ab, value=lambda loss: loss, deaf=False):
+        super().__init__(0.5 if deaf else temperature, inputs=inputs, value=value)
+
+    def forward(self, a, b):
+        return self.value(super().forward(*self.inputs(a, b)))
+
+
+def in_place(a, b):
+    a.data = normalize(a.data, dim=1)
+    return a, b
+
+
+ONE_CAUSE = {
+    "gradient exists": {"inputs": lambda a, b: (a, b.detach())}, "determinism": {"inputs": in_place},
+    "size": {"inputs": lambda a, b: (a[:, :64], b[:, :64])}, "temperature": {"deaf": True},
+    "eval mode": {"value": lambda loss: loss if torch.is_grad_enabled() else 2 * loss},
+    "gradcheck": {"value": lambda loss: 2 * loss - loss.detach()},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("check", "fault"), ONE_CAUSE.items(), ids=list(ONE_CAUSE))
+def test_one_fault_is_one_cause(check, fault):
+    checks = [name for name in QUICK if name != "state"]  # a lambda cannot be pickled
+    report = check_objective(Fault, options=fault, reference="infonce", only=checks)
+    assert list(report.causes) == [check]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from dipole.core.objectives.registry import register
 from dipole.core.objectives.similarity import paired
 from dipole.core.objectives.spec import Range
 from dipole.core.objectives.statistics import AnyStatistic, LogSumExp, SoftmaxMean, Sum
-from dipole.core.utils.distributed import log_mean_exp
 from dipole.core.utils.errors import PairsError
 
 Weights = Literal["contrastive", "uniform", "reversed"]
@@ -82,6 +81,8 @@ class CACR(Objective):
     to `triplet(mode=hardest, margin=4)` minus 4. With uniform negatives, `cost=rbf` has the repulsion of
     `align_uniform(uniform_over=pairs)`.
     """
+
+    weighting = "rows"
 
     def __init__(
         self,
@@ -154,7 +155,7 @@ class CACR(Objective):
             if rows.pairs.positive_mask is not None:
                 some = some & rows.pairs.positive_mask.any(1)
             logs = torch.where(some, torch.where(some, kernel, 0.0), -torch.inf)
-            return rows.mean(attracted) + log_mean_exp(logs, some)
+            return rows.mean(attracted) + rows.log_mean_exp(logs, some)
         near = rows.near if self._scale else rows.total / rows.count.clamp_min(1)  # sum_j pi-_ij s_ij, (A,)
         return attracted - (2 - 2 * near)
 
