@@ -21,6 +21,13 @@ from dipole.text.encoders.sentence_folder import with_modules
 from dipole.text.vocabulary import Tokens, expand, read_vectors, words_vocabulary
 
 LONG = 200  # tokens
+# Names of the most tokens in configurations of transformers.
+_LIMITS = (
+    "max_position_embeddings",
+    "max_seq_len",
+    "max_encoder_position_embeddings",
+    "max_decoder_position_embeddings",
+)
 
 
 def build_model(c: TextSettings, words: int, fixed: nn.Embedding | None) -> SentenceModel:
@@ -63,7 +70,7 @@ def with_dropout(part: Transformer, rate: float) -> None:
             if "dropout" in name and isinstance(value, float):
                 setattr(module, name, rate)
     config = part.model.config
-    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout", "dropout"):
+    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout", "dropout", "dropout_rate"):
         if isinstance(getattr(config, name, None), float):
             setattr(config, name, rate)
 
@@ -86,7 +93,7 @@ def positions_of(c: TextSettings) -> int | None:
 
 def positions(model: Any) -> int | None:
     """Return the most tokens that a model of transformers can read, or None."""
-    found = [getattr(model.config, name, None) for name in ("max_position_embeddings", "max_seq_len")]
+    found = [getattr(model.config, name, None) for name in _LIMITS]
     for name, module in model.named_modules():
         table = getattr(module, "weight", None)
         if name.endswith("position_embeddings") and isinstance(table, Tensor):
@@ -242,6 +249,8 @@ def build_transformer(
             raise place.error(f"a {config.model_type} model reads characters, not the tokens of text.tokenizer")
         if random and config.vocab_size < vocabulary:
             config.vocab_size = vocabulary
+        if hasattr(config, "rescale_every"):
+            config.rescale_every = 0  # RWKV would change its weights in place when it is evaluated
 
     built = load(place, "input_ids", enlarged)
     if built.model.config.vocab_size < vocabulary:
@@ -252,6 +261,7 @@ def build_transformer(
     try:
         with torch.enable_grad():
             states = built.model(input_ids=torch.zeros(1, 1, dtype=torch.long)).last_hidden_state
+            built.model.config.hidden_size  # noqa: B018  (T5Gemma's has none)
     except Exception as error:  # each architecture has its own
         reason = str(error).strip().partition("\n")[0]
         fix = "Give an encoder or a decoder"

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 from tokenizers import normalizers
+from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
 from dipole.core.train.finetuning import merged
@@ -65,7 +66,18 @@ def with_code(encoder: SentenceEncoder, model: SentenceModel) -> DipoleSentenceM
     }
     wrapped = DipoleSentenceModel(config)
     wrapped.encoder.load_state_dict(model.state_dict())
+    untie(wrapped)
     return wrapped.eval()
+
+
+def untie(model: nn.Module) -> None:
+    """Copy parameters that several modules share, such as T5's embeddings. Files hold a shared one under one name."""
+    seen: set[nn.Parameter] = set()
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if parameter in seen:
+                setattr(module, name, nn.Parameter(parameter.detach().clone(), parameter.requires_grad))
+            seen.add(parameter)
 
 
 def write_code(folder: Path) -> None:

@@ -155,8 +155,6 @@ def load(source: Source, takes: str, edit: Callable[[Any], None] | None = None) 
     On the meta device only the configuration is read. Raise ConfigError as `read_config`, or if pretrained weights are
     missing or a pickle.
     """
-    from transformers import AutoModel
-
     config = read_config(source, takes)
     if edit is not None:
         edit(config)
@@ -166,11 +164,12 @@ def load(source: Source, takes: str, edit: Callable[[Any], None] | None = None) 
     pretrained = there and source.weights != "random"
     if pretrained and source.path is not None and (refused := refusal(source.path)):
         raise source.error(refused)
+    network = network_class(config)
+    make = getattr(network, "from_config", None) or network._from_config
     with _as_config_error(source), quietly():
         if not pretrained or torch.get_default_device().type == "meta":
-            anew = AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=False)  # type: ignore[no-untyped-call]
-            return Backbone(anew, pretrained)
-        model, loaded = AutoModel.from_pretrained(
+            return Backbone(make(config, dtype=torch.float32), pretrained)
+        model, loaded = network.from_pretrained(
             str(source.path or source.text),
             config=config,
             dtype=torch.float32,
@@ -185,6 +184,13 @@ def load(source: Source, takes: str, edit: Callable[[Any], None] | None = None) 
     )
 
 
+def network_class(config: Any) -> Any:
+    """Return the class of transformers that loads a network: AutoModel, or the encoder of T5 and its kind alone."""
+    import transformers
+
+    return getattr(transformers, type(config).__name__.removesuffix("Config") + "EncoderModel", transformers.AutoModel)
+
+
 def _copy_views(model: nn.Module) -> None:
     """Give each parameter memory of its own. Files cannot hold parts of one tensor, as of a fused q, k and v."""
     for parameter in model.parameters():
@@ -194,13 +200,15 @@ def _copy_views(model: nn.Module) -> None:
 
 def open_exported(folder: Path, device: torch.device) -> Any:
     """Return the model in a folder that `save_pretrained` wrote, for evaluation. Raise DataError if it has none."""
-    from transformers import AutoModel
+    from transformers import AutoConfig
 
     if refused := refusal(folder):
         raise DataError(f"{folder} cannot be loaded: {refused}.")
+    options: dict[str, Any] = {"trust_remote_code": False}
     try:
         with quietly():
-            found = AutoModel.from_pretrained(folder, trust_remote_code=False, use_safetensors=safetensors_only())
+            network = network_class(AutoConfig.from_pretrained(folder, **options))
+            found = network.from_pretrained(folder, use_safetensors=safetensors_only(), **options)
     except Exception as error:  # transformers, safetensors and the model each raise their own
         raise DataError(f"{folder} cannot be loaded: {str(error).partition(chr(10))[0]}") from error
     return found.eval().to(device)

@@ -204,6 +204,8 @@ CONFIGS = {
     "bert": transformers.BertConfig(**SIZES),
     "roberta": transformers.RobertaConfig(**SIZES | {"max_position_embeddings": 66}),
     "xlnet": transformers.XLNetConfig(d_model=16, n_layer=1, n_head=2, d_inner=32, vocab_size=300),
+    "t5": transformers.T5Config(d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, vocab_size=300),
+    "longt5": transformers.LongT5Config(d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, vocab_size=300),
 }
 DECODERS_TEXTS = ["the cat", "a mat and rain in the home", "rain " * 60, *(f"rain {i}" for i in range(5)), "", " "]
 
@@ -233,10 +235,14 @@ SIMPLE = "sentence-transformers", "transformers"
 @pytest.mark.parametrize(
     ("decoder", "to"),
     [*product((GPT2, QWEN3), SIMPLE), *(pytest.param(each, "onnx", marks=pytest.mark.slow) for each in (GPT2, QWEN3)),
-     (("llama", "mean", None), "onnx")],
+     (("llama", "mean", None), "onnx"), *product([("t5", "lasttoken", None)], SIMPLE),
+     (("longt5", "mean", None), "transformers")],
 )  # fmt: skip
 def test_decoders_are_exported(tmp_path, decoder, to):
-    """With the saved padding token, or the end of text where there is none. Onnx has every pooling of Llama."""
+    """With the saved padding token, or the end of text where there is none. Onnx has every pooling of Llama.
+
+    T5 and its kind are read and written as their encoder alone.
+    """
     name, pooling, pad = decoder
     encoder = model_of(tmp_path / "model", name, pooling, pad)
     if name == "llama":
@@ -254,7 +260,7 @@ def test_decoders_are_exported(tmp_path, decoder, to):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_first_token_of_a_decoder_is_no_vector_of_a_sentence(tmp_path, name):
-    if name in ("bert", "roberta", "xlnet"):
+    if name in ("bert", "roberta", "xlnet", "t5", "longt5"):
         assert model_of(tmp_path, name, "cls").width == 16
         encode = as_encode(AutoModel.from_pretrained(tmp_path), 2, pooling="cls")
         assert np.isfinite(encode(["rain " * 100, "the cat", ""])).all()  # longer than its positions
@@ -272,13 +278,18 @@ def odd_model(folder, name, **more):
     return build_transformer(str(folder), "mean", 300)
 
 
+LED = {
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), 1), "d_model": 16, "attention_window": 4,
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2),
+    **dict.fromkeys(("max_encoder_position_embeddings", "max_decoder_position_embeddings"), 64),
+}  # fmt: skip
 MPT = {"d_model": 16, "n_heads": 2, "n_layers": 1, "max_seq_len": 64}
 
 
 @pytest.mark.parametrize(
     ("name", "more"),
     [("MptConfig", MPT), *((f"{each}Config", {"max_position_embeddings": 66}) for each in ("IBert", "Roberta")),
-     ("NystromformerConfig", {"max_position_embeddings": 64})],
+     ("NystromformerConfig", {"max_position_embeddings": 64}), ("LEDConfig", LED)],
 )  # fmt: skip
 def test_every_name_of_the_positions_is_known(tmp_path, name, more):
     part = odd_model(tmp_path, name, **more).eval()
@@ -286,10 +297,19 @@ def test_every_name_of_the_positions_is_known(tmp_path, name, more):
     assert part(make_batch([np.arange(4, 68)], 1).chunks[0]).isfinite().all()
 
 
+@pytest.mark.parametrize("name", ["XLMConfig", "FlaubertConfig"])
+def test_a_token_with_the_id_of_padding_is_read(tmp_path, name):
+    part = odd_model(tmp_path, name, emb_dim=16, n_layers=1, n_heads=2).eval()
+    ids = torch.tensor([[20, 2, 21, 22]])  # 2 is their padding
+    expected = part.model(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state.mean(1)
+    assert torch.allclose(part(make_batch([ids[0].numpy()], 1).chunks[0]), expected, atol=1e-6)
+
+
 def test_models_of_fused_weights_are_saved_and_padding_that_is_read_is_said(tmp_path, checkpoint):
     """transformers loads q, k and v of Nomic as parts of one tensor."""
     part = odd_model(tmp_path, "NomicBertConfig")
     save_model(part, str(tmp_path / "again.safetensors"))
     assert len(load_file(tmp_path / "again.safetensors")) == len(part.state_dict())
+    assert odd_model(tmp_path, "RwkvConfig", num_hidden_layers=8).model.config.rescale_every == 0
     assert "FNetModel does not leave out padding" in odd_model(tmp_path, "FNetConfig").remarks[-1]
     assert "padding" not in str(built(checkpoint).remarks)

@@ -19,6 +19,8 @@ Direction = Literal["uni", "bi", "combine"]
 Pooling = Literal["mean", "cls", "lasttoken"]
 ATTEND_EVERYWHERE = ("albert", "bert", "camembert", "distilbert", "electra", "ernie", "roberta", "xlm-roberta")
 """Models of transformers in which each token attends to all others in every layer."""
+MASKS_BY_ID = ("flaubert", "xlm")
+"""Models of transformers that leave out every token with the id of padding, unless they are given a mask."""
 
 
 class Encoder(nn.Module):
@@ -117,7 +119,7 @@ class Transformer(Encoder):
         mask = chunk.mask()
         # A chunk without padding needs no mask, and attention without one is faster.
         attended = None
-        if int(chunk.lengths[-1]) < chunk.ids.shape[1]:
+        if int(chunk.lengths[-1]) < chunk.ids.shape[1] or self.model.config.model_type in MASKS_BY_ID:
             attended = mask.long()
             if mask.device.type != "cpu" and takes_whole_mask(self.model.config):
                 # Of a mask of one row for each sentence, transformers asks the device whether it is all ones.
@@ -275,7 +277,10 @@ def architecture(module: nn.Module) -> dict[str, Any]:
         case Transformer():
             pooler = getattr(module.model, "pooler", None) is not None
             config = module.model.config.to_dict()
-            return {"kind": "transformer", "config": config, "pooling": module.pooling, "pooler": pooler}
+            found = {"kind": "transformer", "config": config, "pooling": module.pooling, "pooler": pooler}
+            if (name := type(module.model).__name__).endswith("EncoderModel"):  # of T5 and its kind
+                found["model"] = name
+            return found
     raise TypeError(type(module).__name__)
 
 
@@ -299,10 +304,13 @@ def from_architecture(a: dict[str, Any]) -> Any:
         case "pooled":
             return Pooled(from_architecture(a["part"]), a["pooling"], a["layers"])
         case "transformer":
-            from transformers import AutoConfig, AutoModel
+            import transformers
 
             config = dict(a["config"])
-            model = AutoModel.from_config(AutoConfig.for_model(config.pop("model_type"), **config))
+            make: Any = transformers.AutoModel.from_config
+            if "model" in a:
+                make = getattr(transformers, a["model"])
+            model = make(transformers.AutoConfig.for_model(config.pop("model_type"), **config))
             if not a["pooler"] and hasattr(model, "pooler"):
                 model.pooler = None
             return Transformer(model, a["pooling"])

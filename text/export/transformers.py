@@ -1,8 +1,8 @@
 """A trained encoder as a folder that transformers loads, tokenizer included.
 
 A transformer with one side and no learned projection is written as itself: `AutoModel.from_pretrained(folder)` reads it
-without dipole, and its hidden states are pooled as the card says. Everything else is a model whose code lies in the
-folder and whose output is the sentence's vector, as the state of a single token.
+without dipole (`T5EncoderModel` a T5), and its hidden states are pooled as the card says. Everything else is a model
+whose code lies in the folder and whose output is the sentence's vector, as the state of a single token.
 """
 
 import json
@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoTokenizer
 
 from dipole.core.train.card import Card, write_card
-from dipole.core.utils.backbone import quietly
+from dipole.core.utils.backbone import network_class, open_exported, quietly
 from dipole.core.utils.errors import TrainingError
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import Transformer
@@ -74,7 +74,7 @@ def _vectors(texts: list[str], encoder: SentenceEncoder, folder: Path, is_plain:
     cut = encoder.max_length is not None
     batch = tokenizer(prompted(encoder, texts), padding=True, truncation=cut, return_tensors="pt")
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    states = AutoModel.from_pretrained(folder).eval()(**inputs).last_hidden_state
+    states = open_exported(folder, torch.device("cpu"))(**inputs).last_hidden_state
     mode = "cls"
     if is_plain:
         mode = pooling_of(encoder)
@@ -82,9 +82,10 @@ def _vectors(texts: list[str], encoder: SentenceEncoder, folder: Path, is_plain:
 
 
 def _card(encoder: SentenceEncoder, is_plain: bool) -> Card:
-    trust, note = ", trust_remote_code=True", ""
+    trust, note, network = ", trust_remote_code=True", "", "AutoModel"
     if is_plain:
-        trust = ""
+        part: Any = encoder.model.f
+        trust, network = "", network_class(part.model.config).__name__
         if encoder.normalize != "none":
             note = f"The run scales its vectors: {encoder.normalize!r} (whole ones to unit length)."
     how = "states[:, 0]"
@@ -93,9 +94,9 @@ def _card(encoder: SentenceEncoder, is_plain: bool) -> Card:
     if is_plain and pooling_of(encoder) == "lasttoken":
         how = 'states[range(len(states)), batch["attention_mask"].sum(1) - 1]'
     usage = f"""
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoTokenizer, {network}
 
-tokenizer, model = AutoTokenizer.from_pretrained("FOLDER"), AutoModel.from_pretrained("FOLDER"{trust})
+tokenizer, model = AutoTokenizer.from_pretrained("FOLDER"), {network}.from_pretrained("FOLDER"{trust})
 batch = tokenizer({shown(encoder)}, padding=True{truncated(encoder)}, return_tensors="pt")
 states = model(batch["input_ids"], batch["attention_mask"]).last_hidden_state
 vectors = {how}
