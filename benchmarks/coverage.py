@@ -46,7 +46,7 @@ DISTRIBUTIONS: Mapping[str, tuple[float, Draw]] = {
 
 
 @dataclass(frozen=True)
-class Line:
+class CoverageRow:
     """Shares by number of seeds: of intervals that contain the truth, and of repeats that have an interval."""
 
     what: str
@@ -56,15 +56,15 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Study:
+class CoverageResults:
     """The results. `alarms` are shares of suites without effect in which a difference is significant."""
 
     repeats: int
-    lines: tuple[Line, ...]
+    lines: tuple[CoverageRow, ...]
     alarms: Mapping[str, Mapping[int, float]]
 
 
-def study(repeats: int = REPEATS, seeds: Sequence[int] = SEEDS) -> Study:
+def study(repeats: int = REPEATS, seeds: Sequence[int] = SEEDS) -> CoverageResults:
     """Simulate everything. 4000 repeats take seconds."""
     lines = [_counted(what, name, repeats, seeds) for what in INTERVALS for name in DISTRIBUTIONS]
     alarms: dict[str, dict[int, float]] = {name: {} for name in ALARMS}
@@ -72,10 +72,10 @@ def study(repeats: int = REPEATS, seeds: Sequence[int] = SEEDS) -> Study:
         suite = _without_effect(n, repeats)
         for name, share in ALARMS.items():
             alarms[name][n] = share(*suite)
-    return Study(repeats, tuple(lines), alarms)
+    return CoverageResults(repeats, tuple(lines), alarms)
 
 
-def _counted(what: str, name: str, repeats: int, seeds: Sequence[int]) -> Line:
+def _counted(what: str, name: str, repeats: int, seeds: Sequence[int]) -> CoverageRow:
     bounds, true_value = INTERVALS[what]
     truth = true_value(*_drawn(name, (TRUTH,), 1))
     holds, given = {}, {}
@@ -85,7 +85,7 @@ def _counted(what: str, name: str, repeats: int, seeds: Sequence[int]) -> Line:
         given[n], holds[n] = float(known.mean()), float("nan")
         if known.any():
             holds[n] = float(((low <= truth) & (truth <= high))[known].mean())
-    return Line(what, name, holds, given)
+    return CoverageRow(what, name, holds, given)
 
 
 def _drawn(name: str, shape: tuple[int, ...], seed: int) -> tuple[Array, Array]:
@@ -162,7 +162,7 @@ ALARMS: Mapping[str, Callable[[Array, Array], float]] = {
 }
 
 
-def to_markdown(found: Study) -> str:
+def to_markdown(found: CoverageResults) -> str:
     """Return both tables in percent."""
     rows, seeds = [], [f"{n} seeds" for n in found.lines[0].holds]
     for line in found.lines:

@@ -24,7 +24,7 @@ from dipole.benchmarks.manifest import CellEntry, JobEntry, Manifest
 from dipole.benchmarks.suite import CHANGED, Sized
 from dipole.core.record import Part, RunRecord, schema_problem
 from dipole.core.record.additions import AddedResult
-from dipole.core.train.identity import digest
+from dipole.core.train.identity import values_hash
 from dipole.core.utils.errors import DataError, ReceivedError, RecordError
 from dipole.core.utils.files import atomic_write, is_file, why
 from dipole.core.utils.received import parse_json, read_lines
@@ -253,7 +253,7 @@ def _line(kept: StoredRun, shared: dict[str, Any]) -> dict[str, Any]:
     """Return the line of a finished run. Its shared parts are added to `shared`."""
 
     def part(value: dict[str, Any]) -> str:
-        name = digest(value)
+        name = values_hash(value)
         shared[name] = value
         return name
 

@@ -15,7 +15,7 @@ BENCH = ".bench"
 
 
 @dataclass(frozen=True)
-class Problem:
+class UnreadRecord:
     """A path in the runs folder that is not a readable record, and why. It is reported and left unchanged."""
 
     path: Path
@@ -28,7 +28,7 @@ class Collection:
 
     folder: Path
     records: dict[str, RunRecord] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[UnreadRecord] = field(default_factory=list)
 
     @property
     def done(self) -> dict[str, RunRecord]:
@@ -47,38 +47,38 @@ def read_records(folder: Path) -> Collection:
     for path in _entries(folder):
         try:
             if not path.is_dir():
-                found.problems.append(Problem(path, "not the folder of a run"))
+                found.problems.append(UnreadRecord(path, "not the folder of a run"))
                 continue
             # Opening a pipe or device of that name would block.
             if not (path / "record.json").is_file():
                 message = "no file record.json in it"
                 if (path / "config.toml").exists():
                     message = "started, no record yet"
-                found.problems.append(Problem(path, message))
+                found.problems.append(UnreadRecord(path, message))
                 continue
             record = read_record(path / "record.json")
         except (RecordError, OSError) as error:
-            found.problems.append(Problem(path, str(error)))
+            found.problems.append(UnreadRecord(path, str(error)))
             continue
         try:
             record = with_additions(record, path)
         except RecordError as error:
-            found.problems.append(Problem(path / FILE, str(error)))
+            found.problems.append(UnreadRecord(path / FILE, str(error)))
         if record.hash != path.name:
-            found.problems.append(Problem(path, f"the record is that of run {record.hash}, not of this folder"))
+            found.problems.append(UnreadRecord(path, f"the record is that of run {record.hash}, not of this folder"))
         else:
             found.records[record.hash] = record
     return found
 
 
-def read_parts(folder: Path, kind: type[Content], what: str) -> tuple[dict[Path, Content], list[Problem]]:
+def read_parts(folder: Path, kind: type[Content], what: str) -> tuple[dict[Path, Content], list[UnreadRecord]]:
     """Read the JSON files of a folder: their contents by path, and a problem for each damaged file."""
     found, problems = {}, []
     for path in sorted(folder.glob("*.json")):
         try:
             found[path] = read_part(path, kind)
         except RecordError as error:
-            problems.append(Problem(path, f"{what} {error}"))
+            problems.append(UnreadRecord(path, f"{what} {error}"))
     return found, problems
 
 

@@ -15,7 +15,7 @@ from statistics import fmean, median
 
 from dipole.benchmarks.claims import published
 from dipole.benchmarks.claims.judge import JudgedClaim, judge_claims
-from dipole.benchmarks.claims.printed_numbers import PrintedComparison, among, compare
+from dipole.benchmarks.claims.printed_numbers import PrintedComparison, among, compare_printed
 from dipole.benchmarks.claims.protocol import protocol_differences
 from dipole.benchmarks.manifest import ColumnEntry, Manifest, RowEntry, read_manifests
 from dipole.benchmarks.results_file import (
@@ -28,7 +28,7 @@ from dipole.benchmarks.results_file import (
     strangers,
 )
 from dipole.benchmarks.run_files import RunFiles
-from dipole.benchmarks.run_records import Collection, Problem, read_records
+from dipole.benchmarks.run_records import Collection, UnreadRecord, read_records
 from dipole.benchmarks.statistics import LEVEL, PairedTest, Summary, detectable_by, difference, holm, summarize
 from dipole.benchmarks.suite import marked
 from dipole.core.record import RunRecord
@@ -51,7 +51,7 @@ class Gathered:
     collection: Collection
     manifests: list[Manifest]
     beside: RunFiles
-    problems: list[Problem]
+    problems: list[UnreadRecord]
 
     @property
     def suites(self) -> list["SuiteResults"]:
@@ -77,7 +77,7 @@ def gather(places: Iterable[Path]) -> Gathered:
     for manifest in manifests:
         of_suite = [done[job.hash] for job in manifest.jobs if job.hash in done]
         for name, why in strangers(of_suite).items():
-            found.problems.append(Problem(places[0], f"{manifest.name}: run {name} {why}"))
+            found.problems.append(UnreadRecord(places[0], f"{manifest.name}: run {name} {why}"))
     return Gathered(collection, manifests, RunFiles(found.folders, found.stored, places[0]), found.problems)
 
 
@@ -101,8 +101,8 @@ class _Found:
     folders: dict[str, Path] = field(default_factory=dict)
     stored: dict[str, StoredRun] = field(default_factory=dict)
     suites: dict[str, StoredSuite] = field(default_factory=dict)
-    unread: list[Problem] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    unread: list[UnreadRecord] = field(default_factory=list)
+    problems: list[UnreadRecord] = field(default_factory=list)
 
     def read_folder(self, place: Path) -> None:
         """Add the runs and suites of a runs folder."""
@@ -120,7 +120,7 @@ class _Found:
         try:
             suite = read_results_file(path)
         except RecordError as error:
-            self.problems.append(Problem(path, str(error)))
+            self.problems.append(UnreadRecord(path, str(error)))
             return
         for run in suite.runs.values():
             self._add_run(path, run.whole, run)
@@ -130,7 +130,7 @@ class _Found:
         suite = StoredSuite(manifest, {})
         if manifest.name in self.suites:
             suite, conflicts, _ = merged(self.suites[manifest.name], suite)
-            self.problems.extend(Problem(path, said) for said in conflicts)
+            self.problems.extend(UnreadRecord(path, said) for said in conflicts)
         self.suites[manifest.name] = suite
 
     def _add_run(self, path: Path, record: RunRecord, run: StoredRun | None = None) -> None:
@@ -144,7 +144,7 @@ class _Found:
             else:
                 self.stored[name] = run
         elif record.status == "done" and (odd := differing(old, record)):
-            self.problems.append(Problem(path, f"run {name}: {CONFLICT}: {odd}"))
+            self.problems.append(UnreadRecord(path, f"run {name}: {CONFLICT}: {odd}"))
         if run is not None and (one := self.stored.get(name)):
             points = run.points if one.points is None else one.points
             self.stored[name] = StoredRun(one.record, run.curves | one.curves, run.measured | one.measured, points)
@@ -341,7 +341,7 @@ class SuiteResults:
             printed = own.cells.get(column.name)
             if printed is not None and summary is not None:
                 is_same = self.manifest.is_paper_protocol
-                comparison = compare(printed, self.table.trials, summary, self.table.metric, is_same)
+                comparison = compare_printed(printed, self.table.trials, summary, self.table.metric, is_same)
         test = self._against_base(row, column)
         return CellResult(row, column, samples, len(hashes), summary, test, nan, comparison, printed, failed)
 

@@ -21,7 +21,7 @@ def _is(kind: type, value: Any) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def check_whole(low: int = 1, /, **options: Any) -> None:
+def check_integers(low: int = 1, /, **options: Any) -> None:
     """Raise ConfigError unless every option is an integer of at least `low`."""
     for name, value in options.items():
         if not _is(Integral, value) or value < low:

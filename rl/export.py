@@ -189,7 +189,7 @@ def save_plain(agent: PixelAgent, folder: Path) -> Form:
     """Write agent.zip, SB3's own zip, and the code of its networks. Raise TrainingError if it would act otherwise."""
     form = FORMS[agent.algorithm]
     agent.save(folder / AGENT)
-    played = plain(agent)
+    played = sb3_agent(agent)
     space = copy.deepcopy(agent.observation_space)  # whose generator is the agent's
     space.seed(0)
     shown = stack([space.sample() for _ in range(4)])
@@ -210,7 +210,7 @@ def save_plain(agent: PixelAgent, folder: Path) -> Form:
     return form
 
 
-def plain(agent: PixelAgent) -> OffPolicyAlgorithm:
+def sb3_agent(agent: PixelAgent) -> OffPolicyAlgorithm:
     """Return the agent as SB3's own algorithm, with the same networks and temperature."""
     form = FORMS[agent.algorithm]
     keywords = agent.sb3_keywords(agent.settings) | {"buffer_size": agent.n_envs, "seed": agent.seed, "device": "cpu"}

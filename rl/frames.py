@@ -130,7 +130,7 @@ def extents(size: Size) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
-def digest(plane: NDArray[np.uint8]) -> int:
+def plane_hash(plane: NDArray[np.uint8]) -> int:
     """Return a 64-bit hash of a plane that is the same in every process."""
     return int.from_bytes(
         hashlib.blake2b(np.ascontiguousarray(plane).data, digest_size=8).digest(), "little", signed=True

@@ -9,7 +9,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecExtractDi
 from dipole.core.utils.errors import ConfigError
 from dipole.rl.envs.running.normalized import require_normalized_last
 from dipole.rl.envs.running.validate import image_keys
-from dipole.rl.seen import Layout, layout, parts
+from dipole.rl.seen import ObservationShape, layout, parts
 from dipole.rl.settings import Inputs
 
 _ALLOWED = "Allowed: an image (uint8, 0 to 255), a vector (a Box or MultiBinary), or a Dict of one image and vectors."
@@ -60,7 +60,7 @@ def shown_to(learner: str, env: VecEnv, inputs: Inputs) -> VecEnv:
     return env
 
 
-def seen_by(learner: str, space: spaces.Space[Any]) -> Layout:
+def seen_by(learner: str, space: spaces.Space[Any]) -> ObservationShape:
     """Return the layout of an agent's observations. Raise ConfigError for other kinds."""
     try:
         return layout(space)
@@ -78,7 +78,7 @@ def require_kinds(learner: str, space: spaces.Space[Any]) -> None:
         seen_by(learner, space)
 
 
-def require_part(seen: Layout, space: spaces.Space[Any], inputs: Inputs) -> None:
+def require_part(seen: ObservationShape, space: spaces.Space[Any], inputs: Inputs) -> None:
     """Raise ConfigError if observations do not have the requested part."""
     has_image, has_vectors = seen.image is not None, bool(seen.vectors)
     fits = {"pixels": has_image, "state": has_vectors and not has_image, "both": has_image and has_vectors}
@@ -90,7 +90,7 @@ def require_part(seen: Layout, space: spaces.Space[Any], inputs: Inputs) -> None
         )
 
 
-def require_policy(policy: Any, learner: str, seen: Layout) -> None:
+def require_policy(policy: Any, learner: str, seen: ObservationShape) -> None:
     """Raise ConfigError for the name of a policy that does not fit the observations. All names mean one policy."""
     if not isinstance(policy, str):
         return
@@ -102,7 +102,7 @@ def require_policy(policy: Any, learner: str, seen: Layout) -> None:
         raise ConfigError(f"policy must be {known}, got {policy!r}: {learner} learns from {named(seen)}.")
 
 
-def require_image(seen: Layout, learner: str) -> None:
+def require_image(seen: ObservationShape, learner: str) -> None:
     """Raise ConfigError if there is no image for the contrast."""
     if seen.image is None:
         raise ConfigError(
@@ -128,7 +128,7 @@ def taken(observation: Any, keys: tuple[str, ...], seen: spaces.Space[Any]) -> A
     return observation[keys[0]]
 
 
-def named(seen: Layout) -> str:
+def named(seen: ObservationShape) -> str:
     """Name the inputs in words."""
     if seen.image is None:
         return "vectors"

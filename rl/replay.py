@@ -19,8 +19,8 @@ from stable_baselines3.common.buffers import BaseBuffer
 
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.text import counted, size
-from dipole.rl.arguments import check_number, check_seed, check_whole
-from dipole.rl.frames import STORES, available_bytes, digest, require_bytes
+from dipole.rl.arguments import check_integers, check_number, check_seed
+from dipole.rl.frames import STORES, available_bytes, plane_hash, require_bytes
 from dipole.rl.sampling import FrameSampler
 from dipole.rl.seen import layout
 from dipole.rl.settings import Storage
@@ -83,9 +83,9 @@ class FrameReplayBuffer(FrameSampler):
         n_steps: int = 1,
         gamma: float = 0.99,
     ) -> None:
-        check_whole(buffer_size=buffer_size, n_envs=n_envs, n_steps=n_steps)
+        check_integers(buffer_size=buffer_size, n_envs=n_envs, n_steps=n_steps)
         if frame_stack is not None:
-            check_whole(frame_stack=frame_stack)
+            check_integers(frame_stack=frame_stack)
         seed = check_seed(seed)
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
         try:
@@ -234,7 +234,7 @@ class FrameReplayBuffer(FrameSampler):
             self._grow()
         serials = np.arange(first, last)
         self.frames.put(env, serials % self._ring, planes)
-        self.digests[env, serials % self._ring] = [digest(plane) for plane in planes]
+        self.digests[env, serials % self._ring] = [plane_hash(plane) for plane in planes]
         self._written[env] = last
         while self._loses(env, last):  # a plane of the oldest transition is overwritten
             self._tail[env] += 1

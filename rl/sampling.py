@@ -15,7 +15,7 @@ from dipole.core.utils.errors import TrainingError
 from dipole.core.utils.transfer import to_device
 from dipole.rl.augmentation import Augmentation
 from dipole.rl.frames import Frames
-from dipole.rl.seen import Layout
+from dipole.rl.seen import ObservationShape
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class FrameBatch:
 class FrameSampler(ReplayBuffer):
     """The drawing half of `FrameReplayBuffer`, which stores what is drawn here."""
 
-    layout: Layout
+    layout: ObservationShape
     frames: Frames
     rng: np.random.Generator
     n_steps: int

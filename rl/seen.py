@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Layout:
+class ObservationShape:
     """Key and shape (C, H, W) of an observation's image, and the shapes of its vectors by key, in their order.
 
     The key is "" if the observation is the image itself, and None without one, whose shape is then (0, 1, 1).
@@ -81,7 +81,7 @@ def parts(value: Any) -> dict[str, Any]:
     return {"": value}
 
 
-def layout(space: spaces.Space[Any]) -> Layout:
+def layout(space: spaces.Space[Any]) -> ObservationShape:
     """Return the layout of a Box of uint8 (C, H, W), another Box, or a Dict of these. Raise ValueError otherwise."""
     image, shape, vectors = None, (0, 1, 1), {}
     for key, each in parts(space).items():
@@ -95,7 +95,7 @@ def layout(space: spaces.Space[Any]) -> Layout:
             raise ValueError(f"{key!r} is {each}".replace("'' is", "it is"))
     if image is None and not vectors:
         raise ValueError("it is empty")
-    return Layout(image, shape, vectors)
+    return ObservationShape(image, shape, vectors)
 
 
 def joined(features: Tensor, state: Tensor | None) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dipole.core.utils.errors import CheckpointError
-from dipole.core.utils.files import digest
+from dipole.core.utils.files import file_hash
 from dipole.rl.replay import FrameReplayBuffer
 
 _NAME = re.compile(r"replay-\d+-\d+\.npz")
@@ -48,7 +48,7 @@ def write(folder: Path, buffer: FrameReplayBuffer) -> list[Segment]:
         path = folder / f"replay-{start:09d}-{last:09d}.npz"
         arrays: dict[str, Any] = buffer._part((start, last), planes)
         np.savez(path, **arrays)
-        new = {"file": path.name, "bytes": path.stat().st_size, "sha256": digest(path)}
+        new = {"file": path.name, "bytes": path.stat().st_size, "sha256": file_hash(path)}
         kept.append({**new, "steps": (start, last), "planes": planes})
     return kept
 
@@ -59,7 +59,7 @@ def read(folder: Path, buffer: FrameReplayBuffer, told: list[Segment]) -> None:
         if one["steps"][1] != two["steps"][0]:
             raise ValueError(f"{one['file']} and {two['file']} do not follow each other")
     for each in told:
-        if digest(folder / each["file"]) != each["sha256"]:
+        if file_hash(folder / each["file"]) != each["sha256"]:
             raise CheckpointError(
                 f"the checkpoint {folder} is damaged: the content of {each['file']} does not match its checksum. Use "
                 "another one."

@@ -23,7 +23,7 @@ from dipole.core.utils.received import read_json
 from dipole.core.utils.seeding import rng_state, set_rng_state
 from dipole.rl import description, plain_state, segments
 from dipole.rl.algorithms import open_agent
-from dipole.rl.arguments import check_whole
+from dipole.rl.arguments import check_integers
 from dipole.rl.callbacks.contrastive import learned_states
 from dipole.rl.envs.running.state import require_saved, wrapper_names, wrappers_set_state, wrappers_state
 from dipole.rl.envs.running.validate import rows_of
@@ -251,7 +251,7 @@ class CheckpointCallback(BaseCallback):
 
     def __init__(self, folder: str | Path, every: int = 10_000) -> None:
         super().__init__()
-        check_whole(every=every)
+        check_integers(every=every)
         self.folder, self.every = Path(folder), every
 
     def _on_training_start(self) -> None:

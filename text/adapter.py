@@ -31,7 +31,7 @@ from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders.sentence_folder import FolderSettings, folder_settings
 from dipole.text.model import Headed, build_model, clip_each, evaluated, expanded, fixed_table, limit_of, positions_of
 from dipole.text.pair_table import PairTable
-from dipole.text.pairs import PAIR_KINDS, PairKind, Setting, TextBatch, check_blocks
+from dipole.text.pairs import PAIR_KINDS, PairKind, RunForPairs, TextBatch, check_blocks
 from dipole.text.sentences import Sentences
 from dipole.text.senteval.encoders import task_names
 from dipole.text.senteval.scoring import numbers_of
@@ -86,7 +86,7 @@ class TextAdapter(Adapter):
         self.data.check(self.batch_size, self.validation, is_loud=self.rank == 0)
         self.module = build_model(config, len(self.tokens), fixed_table(config, self.tokens))
         self.embedding_dim = self.module.width
-        setting = Setting(
+        setting = RunForPairs(
             config, self.data, self.train_rows, self.batch_size, self.seed, self.device, self.embedding_dim
         )
         self.pairs = PAIR_KINDS[config.pairs](setting)
@@ -284,7 +284,7 @@ class TextAdapter(Adapter):
             rows = np.sort(self.seed.numpy("probe", "rows").permutation(rows)[:PROBED])
         return rows[:PROBED]
 
-    def _probe(self, objective: Any = None) -> evaluation.Probe:
+    def _probe(self, objective: Any = None) -> evaluation.ProbeSentences:
         encoder = SentenceEncoder(self.module, self.tokens, transform=getattr(objective, "transform", None))
 
         def sides(rows: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -294,7 +294,7 @@ class TextAdapter(Adapter):
 
         rows = self._probe_rows("train"), self._probe_rows("test")
         is_held = bool(len(self.held_rows))
-        return evaluation.Probe(
+        return evaluation.ProbeSentences(
             self.config, self.sentences, self.tokens, *rows, is_held, sides, self.workdir, self.seed
         )
 

@@ -9,7 +9,7 @@ from dipole.core.evaluation.class_tasks import Classifier
 from dipole.core.evaluation.probes import PROBE_DEVICE_HELP, ProbeDevice
 from dipole.core.train.config import Settings
 from dipole.core.train.finetuning import FREEZE_HELP, LORA_HELP, WEIGHTS_HELP, FreezeSetting, LoraTable
-from dipole.core.utils.backbone import Source, Weights
+from dipole.core.utils.backbone import NetworkSource, Weights
 from dipole.core.utils.errors import ConfigError
 
 
@@ -165,7 +165,7 @@ class TextSettings(Settings):
     def determining(self) -> dict[str, Any]:
         """Return what identifies a run; a transformer's files are identified by their content."""
         found = super().determining()
-        if self.transformer and (content := Source(self.transformer, "", self.weights).content):
+        if self.transformer and (content := NetworkSource(self.transformer, "", self.weights).content):
             found["transformer"] = content  # what lies there, wherever it lies
         if self.pairs == "blocks":
             found["blocks_version"] = 2

@@ -21,7 +21,7 @@ from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import registry
 from dipole.core.train.compute_loss import as_composite
 from dipole.core.train.objective_callback import FILE, carry, load_objectives, needs_trainer
-from dipole.core.utils.distributed import all_sum, alone, world_size
+from dipole.core.utils.distributed import all_sum, as_single_process, world_size
 from dipole.core.utils.errors import ConfigError, OptionError, PairsError
 from dipole.core.utils.text import warn
 
@@ -181,7 +181,7 @@ class ContrastiveLoss(nn.Module):
                 "MatryoshkaLoss leave such a term out, or take matryoshka_dims=[the model's width] alone."
             ) from None
         embedded = related_columns(embeddings, labels, self.directions)
-        ranks: AbstractContextManager[None] = alone()
+        ranks: AbstractContextManager[None] = as_single_process()
         if self.gather_across_devices:
             ranks = nullcontext()
         try:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dipole.core.train.inference import Embedder, Inputs, check_features
+from dipole.core.train.inference import Embedder, Inputs, chosen_features
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.rows import ROWS, Asker, Located, located_rows, open_packed
 from dipole.core.utils.text import warn
@@ -56,7 +56,7 @@ class SentenceEmbedder(FunctionEmbedder):
 
     def __init__(self, encoder: SentenceEncoder, features: str | None = None) -> None:
         scaling = encoder.normalize
-        if check_features(features, FEATURES) == "embedding":
+        if chosen_features(features, FEATURES) == "embedding":
             scaling = "none"
         super().__init__(partial(encoder.encode, normalize=scaling), encoder.tokens)
 

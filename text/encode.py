@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.progress import Progress
-from dipole.text.encoders import Batch, SentenceModel
+from dipole.text.encoders import SentenceModel, TokenBatch
 from dipole.text.encoders.batch import by_tokens, pad
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class SentenceEncoder:
         try:
             for group in by_tokens(lengths, batch_tokens):
                 chunk = pad([ids[i] for i in group[::-1]]).to(device)  # longest first
-                batch = Batch([chunk], torch.arange(len(group), device=device))
+                batch = TokenBatch([chunk], torch.arange(len(group), device=device))
                 out[torch.from_numpy(group[::-1].copy()).to(device)] = self._represent(batch)
                 done += int(lengths[group].sum())
                 bar.update(done)
@@ -122,7 +122,7 @@ class SentenceEncoder:
             bar.close(done)
         return out
 
-    def _represent(self, batch: Batch) -> Tensor:
+    def _represent(self, batch: TokenBatch) -> Tensor:
         if self.transform is None:
             return self.model.represent(batch).float()
         f, g = (self.transform(side.float()) for side in self.model(batch))

@@ -28,7 +28,7 @@ PAIRED = 1000  # sentences whose pairwise distances are shown, at most
 
 
 @dataclass(frozen=True)
-class Probe:
+class ProbeSentences:
     """The sentences that are looked at, and how they are encoded."""
 
     config: TextSettings
@@ -48,7 +48,7 @@ class Probe:
 # Running text ----------------------------------------------------------------------------------------------------
 
 
-def text_results(probe: Probe) -> dict[str, float]:
+def text_results(probe: ProbeSentences) -> dict[str, float]:
     """Measure held-out running text: the next sentence and the document. Write example files into the run's folder."""
     rows = probe.test
     document = probe.document(rows)
@@ -58,7 +58,7 @@ def text_results(probe: Probe) -> dict[str, float]:
     return next_sentence(f, g, document) | _document_of_neighbours(probe, f)
 
 
-def _write_distances(probe: Probe, pairs: Pairs) -> None:
+def _write_distances(probe: ProbeSentences, pairs: Pairs) -> None:
     """Write the shares of the distances D = (1 - cos) / 2 of neighbours and of all other sentences (LMCL, Fig. 5)."""
     found = pair_histogram(pairs)
     values = {"edges": found.edges}
@@ -68,7 +68,7 @@ def _write_distances(probe: Probe, pairs: Pairs) -> None:
     (probe.workdir / "neighbour_distances.json").write_text(text + "\n")
 
 
-def _document_of_neighbours(probe: Probe, f: Tensor) -> dict[str, float]:
+def _document_of_neighbours(probe: ProbeSentences, f: Tensor) -> dict[str, float]:
     """Classify sentences by document, with nearest neighbours among training sentences of the same documents."""
     labels, test_labels = probe.document(probe.train), probe.document(probe.test)
     classes, labels = labels.unique(return_inverse=True)
@@ -81,7 +81,7 @@ def _document_of_neighbours(probe: Probe, f: Tensor) -> dict[str, float]:
 
 
 def document_results(
-    probe: Probe, train: np.ndarray, test: np.ndarray, objective: Any, block_size: int
+    probe: ProbeSentences, train: np.ndarray, test: np.ndarray, objective: Any, block_size: int
 ) -> dict[str, float]:
     """Classify all held-out sentences by document, and compute the losses of Arora et al., Figure 2 (c).
 
@@ -99,7 +99,7 @@ def document_results(
     return results
 
 
-def text_pairs(probe: Probe, device: torch.device | str) -> Pairs | None:
+def text_pairs(probe: ProbeSentences, device: torch.device | str) -> Pairs | None:
     """Return held-out sentences, paired with their neighbours, or None."""
     rows = probe.test[:PAIRED]
     document = probe.document(rows)
@@ -111,7 +111,7 @@ def text_pairs(probe: Probe, device: torch.device | str) -> Pairs | None:
 # Pair tables -----------------------------------------------------------------------------------------------------
 
 
-def table_results(probe: Probe, data: TableData) -> dict[str, float]:
+def table_results(probe: ProbeSentences, data: TableData) -> dict[str, float]:
     """Measure held-out rows of a table: which text is the positive of an anchor."""
     table, rows = data.table, probe.test
     every = np.concatenate([table.anchor[rows], table.positive[rows], table.negatives[rows].ravel()])
@@ -126,7 +126,7 @@ def table_results(probe: Probe, data: TableData) -> dict[str, float]:
     return find_positives(f, g, anchor, positive, negatives.view(len(rows), -1))
 
 
-def table_pairs(probe: Probe, data: TableData) -> Pairs | None:
+def table_pairs(probe: ProbeSentences, data: TableData) -> Pairs | None:
     """Return held-out rows in which no text occurs twice on a side, or None if there are fewer than two."""
     table, rows = data.table, probe.test[:PAIRED]
     for texts in (table.positive, table.anchor):
@@ -146,7 +146,7 @@ def _first(texts: np.ndarray) -> np.ndarray:
     return np.sort(np.unique(texts, return_index=True)[1])
 
 
-def _write_nearest(probe: Probe, rows: np.ndarray, vectors: Tensor) -> None:
+def _write_nearest(probe: ProbeSentences, rows: np.ndarray, vectors: Tensor) -> None:
     """Write a few held-out sentences with the sentences nearest to each into the run's folder."""
     words = probe.tokens.words()
     ids = probe.sentences.ids(rows)

@@ -32,11 +32,11 @@ def open_folder(folder: Path, device: torch.device, features: str | None) -> Emb
 def _embedder(encode: Any, tokenizer: Any, features: str | None) -> Embedder:
     from tokenizers import Tokenizer
 
-    from dipole.core.train.inference import check_features
+    from dipole.core.train.inference import chosen_features
     from dipole.text.embed import FunctionEmbedder
     from dipole.text.vocabulary import Tokens, copied
 
-    check_features(features, ("encoder",))
+    chosen_features(features, ("encoder",))
     inner = getattr(tokenizer, "_tokenizer", tokenizer)
     tokens = None
     if isinstance(inner, Tokenizer):

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from dipole.core.train.finetuning import LoraTable, fine_tune
-from dipole.core.utils.backbone import Source, Weights, is_random, load
+from dipole.core.utils.backbone import NetworkSource, Weights, is_random, load
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.freezing import Freeze, fix_unused
 from dipole.core.utils.modes import in_mode
 from dipole.text.config import TextSettings
-from dipole.text.encoders import BagOfWords, Batch, Channels, Chunk, Encoder, SentenceModel, Transformer, WordGRU
+from dipole.text.encoders import BagOfWords, Channels, Chunk, Encoder, SentenceModel, TokenBatch, Transformer, WordGRU
 from dipole.text.encoders.networks import Pooled, Pooling
 from dipole.text.encoders.sentence_folder import with_modules
 from dipole.text.vocabulary import Tokens, expand, read_vectors, words_vocabulary
@@ -88,7 +88,7 @@ def positions_of(c: TextSettings) -> int | None:
     with torch.device("meta"):
         if c.transformer is None:
             return limit_of(small_transformer(1, c.hidden_size, c.layers, c.heads, c.pooling))
-        return positions(load(Source(c.transformer, "text.transformer", c.weights), "input_ids").model)
+        return positions(load(NetworkSource(c.transformer, "text.transformer", c.weights), "input_ids").model)
 
 
 def positions(model: Any) -> int | None:
@@ -104,7 +104,7 @@ def positions(model: Any) -> int | None:
     return min((each for each in found if isinstance(each, int) and each > 0), default=None)
 
 
-def never_differs(model: SentenceModel, batch: Batch) -> bool:
+def never_differs(model: SentenceModel, batch: TokenBatch) -> bool:
     """Return whether a batch of two equal halves gives equal halves in training mode."""
     with in_mode(True, model), torch.random.fork_rng(), torch.no_grad():
         rows = model(batch)[0]
@@ -241,7 +241,7 @@ def build_transformer(
     number of tokens `vocabulary`. Raise ConfigError if the model cannot be loaded, reads no text, or contradicts a
     setting.
     """
-    place = Source(source, "text.transformer", weights)
+    place = NetworkSource(source, "text.transformer", weights)
     random = weights == "random" or (place.path is not None and not place.weight_files)
 
     def enlarged(config: Any) -> None:

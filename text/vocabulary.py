@@ -131,9 +131,9 @@ def load_tokens(source: str | Path) -> "Tokens":
 def _as_transformers(source: str | Path) -> "Tokens":
     from transformers import AutoTokenizer
 
-    from dipole.core.utils.backbone import quietly
+    from dipole.core.utils.backbone import without_transformers_output
 
-    with quietly():
+    with without_transformers_output():
         loaded: Any = AutoTokenizer.from_pretrained(str(source), trust_remote_code=False)
     inner = getattr(loaded, "_tokenizer", None)
     if not isinstance(inner, Tokenizer):

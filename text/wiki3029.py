@@ -27,7 +27,7 @@ TELL_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Built:
+class ArticleCounts:
     """Articles that were read, that have enough sentences, and that were taken."""
 
     read: int
@@ -45,7 +45,7 @@ def build(
     seed: int = 0,
     unit: Unit = "documents",
     encoding: str = "utf-8",
-) -> Built:
+) -> ArticleCounts:
     """Write `articles` rows of an `id` and `sentences` sentences as JSON lines, what the recipe wiki3029-blocks reads.
 
     Articles are drawn without replacement from those that have enough different sentences of enough words, and of each
@@ -94,7 +94,7 @@ def build(
             "--sentences; nothing was written."
         )
     _write(out, sorted((name, drawn) for _, name, drawn in kept))
-    return Built(read, long_enough, len(kept))
+    return ArticleCounts(read, long_enough, len(kept))
 
 
 def _documents(source: Path, unit: Unit, encoding: str) -> Iterator[Document]:

@@ -16,7 +16,7 @@ from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.class_blocks import BlockShape
 from dipole.core.train.config import Settings
-from dipole.core.train.inference import check_features
+from dipole.core.train.inference import chosen_features
 from dipole.core.utils.drawing import check_drawing
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.memory import check_fits
@@ -26,15 +26,15 @@ from dipole.core.utils.text import counted
 from dipole.core.utils.transfer import prefetched, to_device
 from dipole.vision import artifacts
 from dipole.vision.augment import AugmentConfig, random_views
-from dipole.vision.captions import CaptionBranch, Tokens
+from dipole.vision.captions import CaptionBranch, CaptionTokens
 from dipole.vision.compatibility import example, explain
 from dipole.vision.config import VisionConfig
 from dipole.vision.data import DataConfig, Parts, expected
 from dipole.vision.decoding import Encoded
 from dipole.vision.encoders import Encoder
-from dipole.vision.evaluation import Evaluation, transformed
+from dipole.vision.evaluation import FrameworkEvaluation, transformed
 from dipole.vision.export import FORMATS, TrainedModel, export_as
-from dipole.vision.frameworks.base import Batch, Branch, Framework, Setup
+from dipole.vision.frameworks.base import Branch, Framework, Setup, ViewBatch
 from dipole.vision.frameworks.clip import CLIP
 from dipole.vision.frameworks.queue import Queue
 from dipole.vision.image_ops import centre
@@ -42,7 +42,7 @@ from dipole.vision.image_set import ImageSet, Order
 from dipole.vision.inference import FEATURES, ImageEmbedder
 from dipole.vision.pairs import kind_of
 from dipole.vision.pairs.columns import PairedSet
-from dipole.vision.probes import OnlineProbe, ProbeConfig, check_labels, count_classes
+from dipole.vision.probes import OnlineProbe, ProbeConfig, check_probe_labels, count_classes
 
 COPY = "a copy"  # in messages: an image is copied when it is cropped, resized or sent
 EXAMPLE = 512  # images of the batch that an objective is tried on in a plan, at most
@@ -112,7 +112,7 @@ class VisionAdapter(Adapter):
             shape = (self.batch_size // self.world_size, images.channels, side, side)
             check_fits("a view of a batch", shape, torch.empty(0, device=self.device), COPY)
         if config.pairs != "columns" or self.parts.train.labels is not None:
-            check_labels(config.probe, self.parts.train, self.parts.test)
+            check_probe_labels(config.probe, self.parts.train, self.parts.test)
 
     # Data
 
@@ -153,7 +153,7 @@ class VisionAdapter(Adapter):
     def missing_data(cls, config: Any) -> list[str]:
         return kind_of(config).missing(config)
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+    def batches(self, epoch: int, start: int = 0) -> Iterator[ViewBatch]:
         batches = self._batches(epoch, start)
         if isinstance(self.parts.pretrain.images, Encoded) or self.device.type == "cuda":
             batches = prefetched(batches, self.device)
@@ -161,7 +161,7 @@ class VisionAdapter(Adapter):
             self._step = step
             yield batch
 
-    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
+    def _batches(self, epoch: int, start: int) -> Iterator[ViewBatch]:
         images, kind = self.parts.pretrain, kind_of(self.config)
         order = torch.as_tensor(self._order.rows(epoch))
         share = self.batch_size // self.world_size
@@ -180,15 +180,15 @@ class VisionAdapter(Adapter):
             seed = self.seed.stream("augment", "negatives", epoch, step)
             rows = index[mine]
             classes = None if labels is None else to_device(labels[rows], self.device)
-            yield Batch(views, classes, to_device(rows, self.device), seed, self._tokens(images, rows))
+            yield ViewBatch(views, classes, to_device(rows, self.device), seed, self._tokens(images, rows))
 
-    def _tokens(self, images: ImageSet, rows: Tensor) -> Tokens | None:
+    def _tokens(self, images: ImageSet, rows: Tensor) -> CaptionTokens | None:
         """Return the tokens of the images' captions; None without captions."""
         if not isinstance(self.module, CLIP):
             return None
         assert isinstance(images, PairedSet)
         tokens = self.module.caption.tokens([images.captions[row] for row in rows.tolist()])
-        return Tokens(*(to_device(each, self.device) for each in tokens))
+        return CaptionTokens(*(to_device(each, self.device) for each in tokens))
 
     def data_info(self) -> dict[str, Any]:
         if self._artifacts is not None and "parts" not in vars(self):
@@ -205,7 +205,7 @@ class VisionAdapter(Adapter):
 
     # Training
 
-    def embed(self, batch: Batch) -> EncodedBatch:
+    def embed(self, batch: ViewBatch) -> EncodedBatch:
         self._labels = batch.labels
         with nullcontext() if self._online is None else self._online.recorded():
             return self.module.embed_with_features(batch)
@@ -275,10 +275,10 @@ class VisionAdapter(Adapter):
     # Evaluation
 
     @property
-    def evaluation(self) -> Evaluation:
+    def evaluation(self) -> FrameworkEvaluation:
         """The evaluation on the part of the moment."""
         device = measuring_device(self.device, self.config.probe.device)
-        return Evaluation(self.config, self.evaluated_parts, self.size, self.seed, self.device, device)
+        return FrameworkEvaluation(self.config, self.evaluated_parts, self.size, self.seed, self.device, device)
 
     def evaluate(self, objective: Any) -> dict[str, float]:
         evaluation = self.evaluation
@@ -294,7 +294,9 @@ class VisionAdapter(Adapter):
             self.draw(self.workdir / "pictures" / f"step-{self._step}.png", objective, f"step {self._step}")
         return results
 
-    def _evaluate_baselines(self, evaluation: Evaluation, untrained: Framework, shape: BlockShape) -> dict[str, float]:
+    def _evaluate_baselines(
+        self, evaluation: FrameworkEvaluation, untrained: Framework, shape: BlockShape
+    ) -> dict[str, float]:
         if self._artifacts is not None:
             _copy_statistics(untrained, self.module)
         results = evaluation.results(untrained.to(self.device), None, shape)
@@ -321,7 +323,7 @@ class VisionAdapter(Adapter):
     def embedder(self, features: str | None = None, objective: Any = None) -> ImageEmbedder:
         """Return a function of image files. features: "encoder" (the tap of the probes, default) or "embedding"."""
         read: Callable[[Tensor], Tensor] = self.module.features
-        if check_features(features, FEATURES) == "embedding":
+        if chosen_features(features, FEATURES) == "embedding":
             read = transformed(self.module.embedding, objective)
 
         def centred(images: Tensor) -> Tensor:

@@ -59,12 +59,14 @@ class CaptionConfig(Settings):
         return found
 
     @property
-    def source(self) -> backbone.Source:
+    def source(self) -> backbone.NetworkSource:
         """The location of the text model."""
-        return backbone.Source(self.encoder.removeprefix(PREFIX), "vision.caption.encoder", self.weights, self.revision)
+        return backbone.NetworkSource(
+            self.encoder.removeprefix(PREFIX), "vision.caption.encoder", self.weights, self.revision
+        )
 
 
-class Tokens(NamedTuple):
+class CaptionTokens(NamedTuple):
     """Tokens of captions.
 
     Attributes:
@@ -140,13 +142,13 @@ class CaptionBranch(nn.Module):
         self.pooling: Pooling = config.pooling or default
         return pooled(last, outputs.get("pooler_output"), torch.ones_like(ids), self.pooling)
 
-    def tokens(self, captions: Sequence[str]) -> Tokens:
+    def tokens(self, captions: Sequence[str]) -> CaptionTokens:
         """Tokenize captions, each truncated to `limit` tokens."""
         found = self.tokenizer(
             list(captions), padding=self._padding, truncation=True, max_length=self.limit, return_tensors="pt"
         )
         ids = found["input_ids"]
-        return Tokens(ids, found.get("attention_mask", torch.ones_like(ids)))
+        return CaptionTokens(ids, found.get("attention_mask", torch.ones_like(ids)))
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         outputs = self.model(input_ids=ids, attention_mask=mask)
@@ -166,7 +168,7 @@ def pooled(hidden: Tensor, pooler: Tensor | None, mask: Tensor, pooling: Pooling
     return torch.bmm(weight[:, None], hidden)[:, 0] / weight.sum(1, keepdim=True)
 
 
-def _tokenizer(source: backbone.Source, config: Any) -> Any:
+def _tokenizer(source: backbone.NetworkSource, config: Any) -> Any:
     tokenizer = backbone.tokenizer(source)
     if len(tokenizer) > config.vocab_size:
         raise source.error(

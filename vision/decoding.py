@@ -76,10 +76,10 @@ def attempt(read: Callable[[], bytes], use: Callable[[bytes], T]) -> T | str:
 
 def describe(broken: Sequence[str], total: int) -> str:
     """Say how many files are broken, and name the first five."""
-    return f"{len(broken)} of {counted(total, 'image file')} cannot be decoded: {shortened(broken, '; ')}"
+    return f"{len(broken)} of {counted(total, 'image file')} cannot be decoded: {first_names(broken, '; ')}"
 
 
-def shortened(names: Iterable[str], between: str = ", ") -> str:
+def first_names(names: Iterable[str], between: str = ", ") -> str:
     """Join the first five names, and say how many more there are."""
     names = list(names)
     if len(names) > 5:

@@ -31,7 +31,7 @@ DRAWN = 1024  # images of a mini-batch in a picture, at most
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class FrameworkEvaluation:
     """Evaluates a framework on the parts of a run."""
 
     config: VisionConfig

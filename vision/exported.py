@@ -30,12 +30,12 @@ def open_folder(folder: Path, device: torch.device, features: str | None) -> Emb
     import torch
     from transformers import AutoImageProcessor
 
-    from dipole.core.train.inference import check_features
+    from dipole.core.train.inference import chosen_features
     from dipole.core.utils.errors import DataError
     from dipole.vision.inference import ImageEmbedder, onnx_features, transformers_features
 
     read = onnx_features(folder / ONNX) if is_onnx else transformers_features(folder, device)
-    check_features(features, ("encoder",))
+    chosen_features(features, ("encoder",))
     try:
         processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # transformers raises many types

@@ -12,7 +12,7 @@ from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.seeding import Seeds
 from dipole.vision.encoders.base import mlp
-from dipole.vision.frameworks.base import Batch, embedded
+from dipole.vision.frameworks.base import ViewBatch, embedded
 from dipole.vision.toy_config import ToyConfig
 
 CLASS, INSTANCE, NUISANCE = 10, 8, 24
@@ -52,7 +52,7 @@ def class_shares(classes: int, imbalance: float) -> Tensor:
     return shares / shares.sum()
 
 
-def class_labels(points: int, shares: Tensor) -> Tensor:
+def imbalanced_labels(points: int, shares: Tensor) -> Tensor:
     """Return the labels (n,) of points whose classes have these shares, rounded, each class at least once."""
     ends = (shares.cumsum(0) * points).round().long()
     one_each = torch.arange(1, len(shares) + 1)
@@ -97,7 +97,7 @@ class GaussianClasses:
     def __init__(self, config: ToyConfig, seed: Seeds) -> None:
         self.config, self.seed = config, seed
         self.world = World(config.classes, config.separation, seed)
-        self.labels = class_labels(config.points, class_shares(config.classes, config.imbalance))
+        self.labels = imbalanced_labels(config.points, class_shares(config.classes, config.imbalance))
         self.shared = self.world.shared(self.labels, seed.torch("data", "train"))
         self.data, self.test_points = self.shared, config.test_points
         noise = seed.torch("data", "labels")
@@ -113,7 +113,7 @@ class GaussianClasses:
     def embed(self, batch: tuple[Tensor, ...]) -> EncodedBatch:
         labels, index, *views = batch
         outputs, features = zip(*map(self.module, views), strict=True)
-        found = embedded({"view": outputs}, Batch(views, labels, index, 0), self._pair)
+        found = embedded({"view": outputs}, ViewBatch(views, labels, index, 0), self._pair)
         if not self.passes_features:
             return found
         named = {f"features of view {number}": each for number, each in enumerate(features)}

@@ -14,7 +14,7 @@ from dipole.vision.encoders.base import Norm, mlp
 __all__ = ["prediction_head", "projection_head"]
 
 
-class Layout(NamedTuple):
+class HeadLayers(NamedTuple):
     """The layers of a head. hidden and dim: None is the width of its input."""
 
     layers: int
@@ -24,22 +24,22 @@ class Layout(NamedTuple):
 
 
 PROJECTION = {
-    "simclr": Layout(2, "none", None, 128),
-    "moco": Layout(2, "none", None, 128),
-    "supcon": Layout(2, "none", None, 128),
-    "swav": Layout(2, "hidden", 2048, 128),
-    "byol": Layout(2, "hidden", 4096, 256),
-    "simsiam": Layout(3, "all", 2048, 2048),
-    "mocov3": Layout(3, "all", 4096, 256),
-    "nnclr": Layout(3, "all", 2048, 256),
-    "cmc": Layout(1, "none", None, 128),
-    "clip": Layout(1, "none", None, 512),
+    "simclr": HeadLayers(2, "none", None, 128),
+    "moco": HeadLayers(2, "none", None, 128),
+    "supcon": HeadLayers(2, "none", None, 128),
+    "swav": HeadLayers(2, "hidden", 2048, 128),
+    "byol": HeadLayers(2, "hidden", 4096, 256),
+    "simsiam": HeadLayers(3, "all", 2048, 2048),
+    "mocov3": HeadLayers(3, "all", 4096, 256),
+    "nnclr": HeadLayers(3, "all", 2048, 256),
+    "cmc": HeadLayers(1, "none", None, 128),
+    "clip": HeadLayers(1, "none", None, 512),
 }
 PREDICTION = {
-    "byol": Layout(2, "hidden", 4096, None),
-    "simsiam": Layout(2, "hidden", 512, None),
-    "mocov3": Layout(2, "all", 4096, None),
-    "nnclr": Layout(2, "hidden", 4096, None),
+    "byol": HeadLayers(2, "hidden", 4096, None),
+    "simsiam": HeadLayers(2, "hidden", 512, None),
+    "mocov3": HeadLayers(2, "all", 4096, None),
+    "nnclr": HeadLayers(2, "hidden", 4096, None),
 }
 
 Projection = Literal["simclr", "moco", "supcon", "swav", "byol", "simsiam", "mocov3", "nnclr", "cmc", "clip"]
@@ -105,7 +105,7 @@ def prediction_head(name: Prediction, dim: int, hidden: int | None = None) -> nn
 
 
 def _head(
-    function: str, layouts: Mapping[str, Layout], name: str, width: int, hidden: int | None, dim: int | None
+    function: str, layouts: Mapping[str, HeadLayers], name: str, width: int, hidden: int | None, dim: int | None
 ) -> nn.Sequential:
     if name not in layouts:
         raise ConfigError(

@@ -156,7 +156,7 @@ class ProbeConfig(Settings):
         )  # fmt: skip
 
 
-def check_labels(config: ProbeConfig, train: ImageSet, test: ImageSet) -> None:
+def check_probe_labels(config: ProbeConfig, train: ImageSet, test: ImageSet) -> None:
     """Raise DataError if the probes would find no labels, or a single class."""
     fitted = [name for name in config.probes if name != "kmeans"]
     for part, images, probes in (("training", train, fitted), ("test", test, config.probes)):

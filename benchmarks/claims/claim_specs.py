@@ -15,7 +15,7 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Kind:
+class ClaimKind:
     """A kind of statement: when a comparison is as claimed, and when all comparisons together are.
 
     `region` says where the difference of a comparison has to lie (see `ClaimPart.region`), and `words` what is claimed,
@@ -39,26 +39,26 @@ _BOUND, _RANGE = (("bound",),), (("low", "high"),)
 _SIGNS = ", {n} by their sign and in the mean"
 _COUNT = " in at least {at_least} of {n}"
 _MEAN = " in the mean of {n}"
-KINDS: Mapping[str, Kind] = {
-    "sign": Kind("above", "{side} {bound}", _SIGNS, may=("bound",), of_mean=True),
-    "average": Kind("above", "{side} {bound}", _MEAN, may=("bound",), of_mean=True, of_each=False),
-    "all": Kind("above", "{side} {bound}", may=("bound",)),
-    "significant": Kind("above", "{side} {bound}, significant at {level}", needs=(("level",),), may=("bound",)),
-    "most": Kind("above", "{side} {bound}", _COUNT, may=("bound", "share"), is_counted=True),
-    "count": Kind("above", "{side} {bound}", _COUNT, needs=(("least",),), may=("bound",), is_counted=True),
-    "at least": Kind("above", "at least {bound}", needs=_BOUND, is_closed=True),
-    "more than": Kind("above", "more than {bound}", needs=_BOUND),
-    "less than": Kind("below", "less than {bound}", needs=_BOUND),
-    "between": Kind("between", "{low} to {high}", needs=_RANGE),
-    "between on average": Kind("between", "{low} to {high}", _MEAN, needs=_RANGE, of_mean=True, of_each=False),
-    "within": Kind("around zero", "within {margin} either way", needs=(("margin",),), is_closed=True),
-    "about": Kind(
+KINDS: Mapping[str, ClaimKind] = {
+    "sign": ClaimKind("above", "{side} {bound}", _SIGNS, may=("bound",), of_mean=True),
+    "average": ClaimKind("above", "{side} {bound}", _MEAN, may=("bound",), of_mean=True, of_each=False),
+    "all": ClaimKind("above", "{side} {bound}", may=("bound",)),
+    "significant": ClaimKind("above", "{side} {bound}, significant at {level}", needs=(("level",),), may=("bound",)),
+    "most": ClaimKind("above", "{side} {bound}", _COUNT, may=("bound", "share"), is_counted=True),
+    "count": ClaimKind("above", "{side} {bound}", _COUNT, needs=(("least",),), may=("bound",), is_counted=True),
+    "at least": ClaimKind("above", "at least {bound}", needs=_BOUND, is_closed=True),
+    "more than": ClaimKind("above", "more than {bound}", needs=_BOUND),
+    "less than": ClaimKind("below", "less than {bound}", needs=_BOUND),
+    "between": ClaimKind("between", "{low} to {high}", needs=_RANGE),
+    "between on average": ClaimKind("between", "{low} to {high}", _MEAN, needs=_RANGE, of_mean=True, of_each=False),
+    "within": ClaimKind("around zero", "within {margin} either way", needs=(("margin",),), is_closed=True),
+    "about": ClaimKind(
         "around amount", "about {amount} ({from} to {to})",
         needs=(("amount", "margin"), ("low", "high", "margin")), is_closed=True,
     ),
-    "ratio": Kind("factors", "{low} to {high} times", needs=_RANGE, is_closed=True),
-    "range": Kind("around zero", "largest less smallest below {bound}", needs=_BOUND),
-    "spread": Kind("below", "smaller standard deviation", is_spread=True),
+    "ratio": ClaimKind("factors", "{low} to {high} times", needs=_RANGE, is_closed=True),
+    "range": ClaimKind("around zero", "largest less smallest below {bound}", needs=_BOUND),
+    "spread": ClaimKind("below", "smaller standard deviation", is_spread=True),
 }  # fmt: skip
 
 
@@ -79,7 +79,7 @@ class ClaimPart(Settings):
     reads: str = Field("", description="how the sentence is read if it leaves something open, and why")
 
     @property
-    def spec(self) -> Kind:
+    def spec(self) -> ClaimKind:
         """The definition of the kind."""
         return KINDS[self.kind]
 

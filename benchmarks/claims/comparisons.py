@@ -15,7 +15,7 @@ from dipole.benchmarks.statistics.differences import Estimate, of_pairs, of_summ
 from dipole.core.utils.errors import DataError
 
 
-class Grid(Protocol):
+class NumberTable(Protocol):
     """Rows by label, columns by name. `samples` are values by seed if there are any, "untrained" those before training.
 
     A printed table has none: its spread is `value(row, column, "std")`, over `trials` if it says how many.
@@ -128,8 +128,8 @@ class Comparison:
 
 
 Test = Mapping[str, Any]
-Grids = Mapping[str, Grid]
-Place = tuple[Grid | None, str, str]
+Grids = Mapping[str, NumberTable]
+Place = tuple[NumberTable | None, str, str]
 Found = dict[str, Comparison | None]
 """Comparisons by label, None without data."""
 
@@ -280,7 +280,7 @@ def _subject(test: Test) -> str:
     return " against ".join(_row(test[name]) for name in ("a", "b") if isinstance(test.get(name), str | Mapping))
 
 
-def _columns(test: Test, grid: Grid | None) -> Sequence[str]:
+def _columns(test: Test, grid: NumberTable | None) -> Sequence[str]:
     return test["columns"] if test["columns"] != "all" else getattr(grid, "columns", ("all columns",))
 
 

@@ -13,7 +13,7 @@ from math import exp, inf, isfinite, log, nan
 from typing import TypeVar
 
 from dipole.benchmarks.claims.claim_specs import ROUNDING, ClaimPart
-from dipole.benchmarks.claims.comparisons import Comparison, Grid, comparisons
+from dipole.benchmarks.claims.comparisons import Comparison, NumberTable, comparisons
 from dipole.benchmarks.claims.published import Claim
 from dipole.benchmarks.claims.verdicts import (
     NO_DATA,
@@ -161,7 +161,7 @@ def deciding(judged: Sequence[Judged], evidence: Evidence, least: int) -> Judged
 
 
 def judge_claims(
-    claims: Sequence[Claim], grids: Mapping[str, Grid], by_protocol: Collection[str], not_decidable: str = ""
+    claims: Sequence[Claim], grids: Mapping[str, NumberTable], by_protocol: Collection[str], not_decidable: str = ""
 ) -> list[JudgedClaim]:
     """Judge the claims of one paper on our numbers, as one family of tests.
 
@@ -179,7 +179,7 @@ def judge_claims(
     return found
 
 
-def judge_claim(claim: Claim, grids: Mapping[str, Grid]) -> JudgedClaim:
+def judge_claim(claim: Claim, grids: Mapping[str, NumberTable]) -> JudgedClaim:
     """Judge a claim alone on the grids by table id. Comparisons of an absent table count as missing."""
     judged = (_judge_part(part, list(comparisons(claim, part, grids))) for part in claim.all_parts)
     alone = JudgedClaim(claim, tuple(judged))

@@ -76,7 +76,7 @@ def margin(metric: str, value: float) -> float:
     raise DataError(f"no margin of agreement is known for the metric {metric!r}")
 
 
-def compare(
+def compare_printed(
     cell: PrintedCell, n: int | None, ours: Summary, metric: str, is_same_protocol: bool
 ) -> PrintedComparison | None:
     """Compare our sample with a printed cell: difference (ours - printed), 95 % interval, verdict; None if it is empty.

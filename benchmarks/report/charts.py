@@ -13,7 +13,7 @@ from dipole.benchmarks.report.contents import Picture, ends, pictured
 from dipole.benchmarks.report.curve_charts import Line, line_chart
 from dipole.benchmarks.report.rank_charts import rank_charts
 from dipole.benchmarks.report.ranking import Rank
-from dipole.benchmarks.report.row_charts import Estimate, Tile, heat_map, interval_chart
+from dipole.benchmarks.report.row_charts import ChartRow, Tile, heat_map, interval_chart
 from dipole.benchmarks.report.training_charts import (
     LOSS,
     Group,
@@ -102,7 +102,7 @@ def against_base(results: SuiteResults) -> dict[str, Picture]:
                 cell = results.cell(row.label, column.name)
                 test = cell.against_base if cell else None
                 if cell is not None and test is not None and isfinite(test.low) and row.objective != "none":
-                    rows.append(Estimate(row.label, test.difference, test.low, test.high, source=task))
+                    rows.append(ChartRow(row.label, test.difference, test.low, test.high, source=task))
                     if why := cell.why_not_significant:
                         open_[" ".join(filter(None, (row.label, task and f"({task})")))] = why
         largest: dict[str, float] = {}
@@ -130,7 +130,7 @@ def _beside_printed(results: SuiteResults) -> list[Picture]:
         for cell in results.cells_of(column.name):
             if cell.printed is not None and cell.printed.mean is not None:
                 mean, std = cell.printed.mean, cell.printed.std or nan
-                rows.append(Estimate(cell.row.label, mean, mean - std, mean + std, source="printed"))
+                rows.append(ChartRow(cell.row.label, mean, mean - std, mean + std, source="printed"))
                 if cell.summary is not None:
                     rows.append(_of_seeds(cell.row.label, list(cell.samples.values()), "ours"))
         if any(row.source == "ours" for row in rows):
@@ -183,16 +183,16 @@ def _grid(results: SuiteResults) -> list[Picture]:
     return found
 
 
-def _of_seeds(label: str, values: Sequence[float], source: str = "") -> Estimate:
+def _of_seeds(label: str, values: Sequence[float], source: str = "") -> ChartRow:
     found = summarize(list(values))
-    return Estimate(label, found.mean, found.low, found.high, values, source)
+    return ChartRow(label, found.mean, found.low, found.high, values, source)
 
 
-def _of_interval(label: str, found: Interval, factor: float = 1.0) -> Estimate:
-    return Estimate(label, factor * found.value, factor * found.low, factor * found.high)
+def _of_interval(label: str, found: Interval, factor: float = 1.0) -> ChartRow:
+    return ChartRow(label, factor * found.value, factor * found.low, factor * found.high)
 
 
-def _value(row: Estimate) -> float:
+def _value(row: ChartRow) -> float:
     return row.value if isfinite(row.value) else 0.0
 
 
@@ -299,7 +299,7 @@ def _costs(title_of: Callable[[str], str], runs: Mapping[str, Sequence[RunRecord
         means = [fmean(each) for each in values.values()]
         if len(means) < 2 or max(means) - min(means) <= SAME * max(means):
             continue
-        every = [Estimate(label, fmean(v), min(v), max(v), v) for label, v in values.items()]
+        every = [ChartRow(label, fmean(v), min(v), max(v), v) for label, v in values.items()]
         rows, note = ends(every, _value, "objectives")
         title = title_of(what)
         warning = "Compare only rows of one machine: the list of runs names them"

@@ -39,7 +39,7 @@ LARGE = 100
 
 
 @dataclass(frozen=True)
-class Estimate:
+class ChartRow:
     """One row of an interval chart.
 
     `low` and `high` may be nan, `runs` are the values of the seeds, `source` says whose numbers these are.
@@ -53,7 +53,7 @@ class Estimate:
     source: str = ""
 
 
-def interval_chart(title: str, x_label: str, rows: Sequence[Estimate], reference: float | None = 0.0) -> Chart | None:
+def interval_chart(title: str, x_label: str, rows: Sequence[ChartRow], reference: float | None = 0.0) -> Chart | None:
     """Return estimates below each other, each with its interval and a dot per run. None without a number.
 
     A vertical line is at `reference` if there is one. The axis is logarithmic if the numbers span SPAN.

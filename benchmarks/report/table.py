@@ -97,13 +97,13 @@ def to_csv(table: ReportTable) -> str:
 
 def to_markdown(table: ReportTable) -> str:
     """Return a table for GitHub. Markup inside texts is escaped."""
-    lines = [f"### {plain(table.title)}", ""]
+    lines = [f"### {escaped(table.title)}", ""]
     if table.note:
-        lines += [plain(table.note), ""]
-    lines.append("| " + " | ".join(map(plain, table.head)) + " |")
+        lines += [escaped(table.note), ""]
+    lines.append("| " + " | ".join(map(escaped, table.head)) + " |")
     lines.append("|" + " --- |" * len(table.head))
     for row in table.rows:
-        lines.append("| " + " | ".join(_marked(cell, plain, "**{}**") for cell in row) + " |")
+        lines.append("| " + " | ".join(_marked(cell, escaped, "**{}**") for cell in row) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -170,6 +170,6 @@ NUMBERS = re.compile(f"{NUMBER}(?: (?:to|\N{PLUS-MINUS SIGN}) {NUMBER})?")
 MARKUP = str.maketrans({char: f"&#{ord(char)};" if char in "<>&|" else f"\\{char}" for char in "\\`*_{}[]<>|&#!"})
 
 
-def plain(text: str) -> str:
+def escaped(text: str) -> str:
     """Escape a text for Markdown and put it on one line."""
     return " ".join(text.split()).translate(MARKUP)

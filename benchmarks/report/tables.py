@@ -16,7 +16,7 @@ from dipole.benchmarks.report.claim_tables import mark_of
 from dipole.benchmarks.report.ranking import Rank, level_of
 from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, count_cell, number_cell
 from dipole.benchmarks.run_files import RunFiles
-from dipole.benchmarks.run_records import Problem
+from dipole.benchmarks.run_records import UnreadRecord
 from dipole.benchmarks.statistics import Interval, Summary, iqm_interval, number, probability_of_improvement, summarize
 from dipole.benchmarks.suite_results import CellResult, SuiteResults
 from dipole.core.record import RunRecord
@@ -270,7 +270,7 @@ def ranking_table(name: str, ranks: Sequence[Rank]) -> ReportTable:
     return ReportTable(f"{name}-ranking", "Ranking over tasks", head, rows, RANKING_NOTE, frozenset({"objective"}))
 
 
-def problems_table(problems: Sequence[Problem]) -> ReportTable:
+def problems_table(problems: Sequence[UnreadRecord]) -> ReportTable:
     """Return the files of the runs folder that are not records."""
     rows = [(Cell(str(p.path)), Cell(p.message)) for p in problems]
     note = "The report ignores these files."

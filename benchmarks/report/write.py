@@ -10,7 +10,7 @@ from dipole.benchmarks.report.chart import Chart
 from dipole.benchmarks.report.contents import Report, Section
 from dipole.benchmarks.report.drawing import to_files
 from dipole.benchmarks.report.html import to_html, to_pages
-from dipole.benchmarks.report.table import plain, to_csv, to_latex
+from dipole.benchmarks.report.table import escaped, to_csv, to_latex
 from dipole.benchmarks.report.table import to_markdown as table_to_markdown
 from dipole.benchmarks.run_files import RunFiles
 from dipole.benchmarks.run_records import Collection
@@ -207,10 +207,10 @@ def named_charts(report: Report) -> dict[str, Chart]:
 
 def to_markdown(report: Report) -> str:
     """Return the tables alone, for a repository or an issue."""
-    facts = ", ".join(f"{name}: {plain(value)}" for name, value in report.facts.items())
-    lines = [f"# {report.title}", "", *(f"- {plain(line)}" for line in report.findings), "", facts, ""]
+    facts = ", ".join(f"{name}: {escaped(value)}" for name, value in report.facts.items())
+    lines = [f"# {report.title}", "", *(f"- {escaped(line)}" for line in report.findings), "", facts, ""]
     for section in report.sections:
-        lines += [f"## {plain(section.title)}", "", plain(section.subtitle), ""]
-        lines += [f"- {plain(note)}" for note in section.notes]
+        lines += [f"## {escaped(section.title)}", "", escaped(section.subtitle), ""]
+        lines += [f"- {escaped(note)}" for note in section.notes]
         lines += ["", *(table_to_markdown(table) for table in section.tables)]
     return "\n".join(lines)

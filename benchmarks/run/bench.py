@@ -12,10 +12,18 @@ from rich.console import Console
 from dipole.benchmarks.manifest import Manifest, write_manifest
 from dipole.benchmarks.plan import Estimator, Time, faults, make_plan, missing_data
 from dipole.benchmarks.results_file import SHIPPED_NAME, known_runs, shipped_runs, stored_overrides
-from dipole.benchmarks.run.engine import Engine, Result, Task
+from dipole.benchmarks.run.engine import Engine, EngineTask, TaskResult
 from dipole.benchmarks.run.local_engine import LocalEngine, PoolEngine
 from dipole.benchmarks.run.reference import basis
-from dipole.benchmarks.run.terminal import Summary, consoles, print_plan, print_results, print_summary, reporter, say
+from dipole.benchmarks.run.terminal import (
+    SuiteSummary,
+    consoles,
+    print_plan,
+    print_results,
+    print_summary,
+    reporter,
+    say,
+)
 from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import Job, ScaleName, Sized, read_suite, suites
 from dipole.benchmarks.suite_results import SuiteResults, gather
@@ -114,7 +122,7 @@ def run_suite(
     runs: Path,
     engine: Engine,
     console: Console,
-) -> Summary:
+) -> SuiteSummary:
     """Describe a suite in the runs folder and run what is missing of it."""
     make_runs_folder(runs)
     write_manifest(runs, described)
@@ -269,16 +277,16 @@ def make_engine(
 
 def run_jobs(
     jobs: Sequence[Job], records: dict[str, RunRecord], runs: Path, engine: Engine, console: Console, processes: int = 1
-) -> Summary:
+) -> SuiteSummary:
     """Run the jobs without a finished record. A failed job does not stop the others."""
     waiting = {job.hash: job.config for job in jobs if job.hash not in records}
     tasks = [
-        Task(job.hash, f"{job.config.name}, {job.recipe}, seed {job.config.seed}", job.command, processes)
+        EngineTask(job.hash, f"{job.config.name}, {job.recipe}, seed {job.config.seed}", job.command, processes)
         for job in jobs
         if job.hash in waiting
     ]
     estimator, skipped = Estimator(records.values()), len(jobs) - len(tasks)
-    failed: list[Result] = []
+    failed: list[TaskResult] = []
     done = 0
     if skipped:
         say(console, f"{skipped} of {counted(len(jobs), 'run')} {are(skipped)} finished already.")
@@ -300,4 +308,4 @@ def run_jobs(
             else:
                 failed.append(result)
                 show(f"FAILED  {result.task.hash}  {result.task.label}: {result.message}  (log: {result.log})")
-    return Summary(done, tuple(failed), skipped)
+    return SuiteSummary(done, tuple(failed), skipped)

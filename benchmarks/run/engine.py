@@ -27,7 +27,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 
 @dataclass(frozen=True)
-class Task:
+class EngineTask:
     """A job as an engine sees it."""
 
     hash: str
@@ -37,17 +37,17 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Result:
+class TaskResult:
     """How a task ended, and how long this attempt took."""
 
-    task: Task
+    task: EngineTask
     status: Literal["done", "failed"]
     seconds: float
     log: Path
     message: str = ""
     killed: bool = False
 
-    def on(self, task: Task, runs: Path) -> "Result":
+    def on(self, task: EngineTask, runs: Path) -> "TaskResult":
         """Return the result with the log's path as this machine has it: a node may use another path."""
         return replace(self, task=task, log=log_of(task, runs))
 
@@ -56,9 +56,9 @@ class Result:
         return {"run": self.task.hash, "label": self.task.label, "message": self.message, "log": str(self.log)}
 
 
-def failed(task: Task, runs: Path, message: str, seconds: float = 0.0, killed: bool = False) -> Result:
+def failed(task: EngineTask, runs: Path, message: str, seconds: float = 0.0, killed: bool = False) -> TaskResult:
     """Return the result of a failed attempt."""
-    return Result(task, "failed", seconds, log_of(task, runs), message, killed)
+    return TaskResult(task, "failed", seconds, log_of(task, runs), message, killed)
 
 
 class Engine(ABC):
@@ -72,18 +72,18 @@ class Engine(ABC):
         self.stopped = threading.Event()
 
     @abstractmethod
-    def attempt(self, task: Task, runs: Path) -> Result | None:
+    def attempt(self, task: EngineTask, runs: Path) -> TaskResult | None:
         """Run a task and wait for its end, in a thread of its own, or None if another runner holds the task."""
 
     @abstractmethod
-    def prepare(self, tasks: Sequence[Task], runs: Path) -> None:
+    def prepare(self, tasks: Sequence[EngineTask], runs: Path) -> None:
         """Check the tasks before any of them starts."""
 
     @abstractmethod
     def stop(self) -> None:
         """End what still runs."""
 
-    def run(self, tasks: Sequence[Task], runs: Path) -> Iterator[Result]:
+    def run(self, tasks: Sequence[EngineTask], runs: Path) -> Iterator[TaskResult]:
         """Yield the result of every task once, in the order in which they end.
 
         A failed task does not stop the others. A task whose process was killed is attempted once more. A task that
@@ -92,7 +92,9 @@ class Engine(ABC):
         self.stopped.clear()
         self.prepare(tasks, runs)
         with ThreadPoolExecutor(self.slots) as pool:
-            waiting: dict[Future[Result | None], Task] = {pool.submit(self._run, task, runs): task for task in tasks}
+            waiting: dict[Future[TaskResult | None], EngineTask] = {
+                pool.submit(self._run, task, runs): task for task in tasks
+            }
             try:
                 while waiting:
                     for future in wait(waiting, return_when=FIRST_COMPLETED).done:
@@ -108,7 +110,7 @@ class Engine(ABC):
                     future.cancel()
                 self.stop()
 
-    def _run(self, task: Task, runs: Path, pause: float = 0.0) -> Result | None:
+    def _run(self, task: EngineTask, runs: Path, pause: float = 0.0) -> TaskResult | None:
         if self.stopped.wait(pause):
             return None
         try:
@@ -125,11 +127,11 @@ class Engine(ABC):
 
 
 def run_worker(
-    task: Task,
+    task: EngineTask,
     runs: Path,
     environment: Mapping[str, str],
     started: Callable[["subprocess.Popen[bytes]"], object] = lambda child: None,
-) -> Result | None:
+) -> TaskResult | None:
     """Start a worker and wait for it. None, without a start or a line in the log, if another runner holds the task."""
 
     def run(log: IO[str]) -> int:
@@ -142,7 +144,7 @@ def run_worker(
     return _attempt(task, runs, run)
 
 
-def run_here(task: Task, runs: Path) -> Result | None:
+def run_here(task: EngineTask, runs: Path) -> TaskResult | None:
     """Run a task in this process. See `run_worker`."""
 
     def run(log: IO[str]) -> int:
@@ -160,12 +162,12 @@ def environment_for(threads: int, gpus: str | None = None) -> dict[str, str]:
     return environment
 
 
-def log_of(task: Task, runs: Path) -> Path:
+def log_of(task: EngineTask, runs: Path) -> Path:
     """Return the log of all attempts at a task."""
     return runs / BENCH / "logs" / f"{task.hash}.log"
 
 
-def _attempt(task: Task, runs: Path, run: Callable[[IO[str]], int]) -> Result | None:
+def _attempt(task: EngineTask, runs: Path, run: Callable[[IO[str]], int]) -> TaskResult | None:
     """Run with the log of the task open, and judge the attempt by the run's record, not by the exit code alone."""
     try:
         if is_held(runs / BENCH / "claims" / f"{task.hash}.json"):
@@ -185,7 +187,7 @@ def _attempt(task: Task, runs: Path, run: Callable[[IO[str]], int]) -> Result | 
     if code == worker.TAKEN:
         return None
     if code == 0 and is_done(runs / task.hash):
-        return Result(task, "done", seconds, path)
+        return TaskResult(task, "done", seconds, path)
     return failed(task, runs, _reason(code, path, began_at), seconds, killed=code < 0 and -code not in ASKED_TO_END)
 
 

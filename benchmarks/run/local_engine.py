@@ -13,7 +13,7 @@ from itertools import cycle
 from multiprocessing import get_context
 from pathlib import Path
 
-from dipole.benchmarks.run.engine import Engine, Result, Task, environment_for, failed, run_here, run_worker
+from dipole.benchmarks.run.engine import Engine, EngineTask, TaskResult, environment_for, failed, run_here, run_worker
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.machine import processors
 
@@ -34,7 +34,7 @@ class LocalEngine(Engine):
         super().__init__(jobs or len(self.gpus) or processors())
         self.threads = threads or asked_threads() or max(1, processors() // self.slots)
 
-    def prepare(self, tasks: Sequence[Task], runs: Path) -> None:
+    def prepare(self, tasks: Sequence[EngineTask], runs: Path) -> None:
         available = len(set(self.gpus))
         for task in tasks:
             if self.gpus and task.processes > available:
@@ -45,7 +45,7 @@ class LocalEngine(Engine):
         self._free = FreeGPUs(self.gpus, self.slots)
         self._children: set[subprocess.Popen[bytes]] = set()
 
-    def attempt(self, task: Task, runs: Path) -> Result | None:
+    def attempt(self, task: EngineTask, runs: Path) -> TaskResult | None:
         if not self.gpus:
             return run_worker(task, runs, environment_for(self.threads), self._started)
         with self._free.take(task.processes) as gpus:
@@ -75,12 +75,12 @@ class PoolEngine(Engine):
         super().__init__(jobs or processors())
         self.threads = threads or asked_threads() or 1
 
-    def prepare(self, tasks: Sequence[Task], runs: Path) -> None:
+    def prepare(self, tasks: Sequence[EngineTask], runs: Path) -> None:
         self._free: queue.SimpleQueue[ProcessPoolExecutor | None] = queue.SimpleQueue()
         for _ in range(self.slots):
             self._free.put(None)
 
-    def attempt(self, task: Task, runs: Path) -> Result | None:
+    def attempt(self, task: EngineTask, runs: Path) -> TaskResult | None:
         """Use a free process, and replace it if it is killed."""
         began = time.monotonic()
         # A pool of one process, so that a killed process takes no other run with it.

@@ -17,14 +17,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dipole.benchmarks.run.engine import Engine, Result, Task, environment_for, failed, run_worker
+from dipole.benchmarks.run.engine import Engine, EngineTask, TaskResult, environment_for, failed, run_worker
 from dipole.benchmarks.run_records import BENCH, is_done
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.extras import install_line
 from dipole.core.utils.machine import processors
 
 RETRIES = 5
-Answer = tuple[Result | None, bytes | None]
+Answer = tuple[TaskResult | None, bytes | None]
 """How a task ended on its node, and the run's files if the node does not share the runs folder."""
 
 
@@ -51,16 +51,16 @@ class RayEngine(Engine):
         if self.gpus and not threads:
             self.threads = max(1, cores // self.gpus)
         super().__init__(jobs or max(1, self.gpus or cores // self.threads))
-        self.on_node: Callable[[Task, str, str, int], Answer] = on_node
+        self.on_node: Callable[[EngineTask, str, str, int], Answer] = on_node
 
-    def prepare(self, tasks: Sequence[Task], runs: Path) -> None:
+    def prepare(self, tasks: Sequence[EngineTask], runs: Path) -> None:
         self._token = uuid.uuid4().hex
         self._lock, self._pending = threading.Lock(), set[Any]()
         _sign(runs, self._token).parent.mkdir(parents=True, exist_ok=True)
         _sign(runs, self._token).touch()
         self._runs = runs
 
-    def attempt(self, task: Task, runs: Path) -> Result | None:
+    def attempt(self, task: EngineTask, runs: Path) -> TaskResult | None:
         remote = self.ray.remote(max_retries=RETRIES)(self.on_node)
         gpus = 0
         if self.gpus:
@@ -98,7 +98,7 @@ def _sign(runs: Path, token: str) -> Path:
     return runs / BENCH / f"shared-{token}"
 
 
-def on_node(task: Task, runs: str, token: str, threads: int) -> Answer:
+def on_node(task: EngineTask, runs: str, token: str, threads: int) -> Answer:
     """Run a worker on this node."""
     folder, is_shared = Path(runs), _sign(Path(runs), token).exists()
     if not is_shared:

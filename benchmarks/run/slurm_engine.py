@@ -9,7 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dipole.benchmarks.run.engine import RETRY_HELD_AFTER, Engine, Result, Task, environment_for, failed, run_worker
+from dipole.benchmarks.run.engine import (
+    RETRY_HELD_AFTER,
+    Engine,
+    EngineTask,
+    TaskResult,
+    environment_for,
+    failed,
+    run_worker,
+)
 from dipole.benchmarks.run_records import BENCH
 from dipole.core.utils.errors import ConfigError, nearest
 from dipole.core.utils.extras import install_line
@@ -54,7 +62,7 @@ class SlurmEngine(Engine):
         self.submitit: Any = submitit
         self.cluster, self.options, self.threads = cluster, dict(options or {}), threads or THREADS
 
-    def prepare(self, tasks: Sequence[Task], runs: Path) -> None:
+    def prepare(self, tasks: Sequence[EngineTask], runs: Path) -> None:
         """Submit all tasks as one array."""
         self._executor = self._make_executor(runs, max((task.processes for task in tasks), default=1))
         self._jobs: dict[str, Any] = {}
@@ -62,14 +70,14 @@ class SlurmEngine(Engine):
             for task in tasks:
                 self._jobs[task.hash] = self._submit(task, runs)
 
-    def attempt(self, task: Task, runs: Path) -> Result | None:
+    def attempt(self, task: EngineTask, runs: Path) -> TaskResult | None:
         job = self._jobs[task.hash]
         if job is None:
             job = self._jobs[task.hash] = self._submit(task, runs)
         error = job.exception()
         self._jobs[task.hash] = None
         if error is None:
-            result: Result = job.result()
+            result: TaskResult = job.result()
             return result.on(task, runs)
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return failed(task, runs, f"job {job.job_id}: {lines[-1]}", killed=self._is_lost(error))
@@ -79,7 +87,7 @@ class SlurmEngine(Engine):
             if job is not None:
                 job.cancel()
 
-    def _submit(self, task: Task, runs: Path) -> Any:
+    def _submit(self, task: EngineTask, runs: Path) -> Any:
         return self._executor.submit(OnNode(self.threads), task, str(runs.resolve()))
 
     def _make_executor(self, runs: Path, processes: int) -> Any:
@@ -110,12 +118,12 @@ class OnNode:
     def __init__(self, threads: int) -> None:
         self.threads = threads
 
-    def __call__(self, task: Task, runs: str) -> Result:
+    def __call__(self, task: EngineTask, runs: str) -> TaskResult:
         while (result := run_worker(task, Path(runs), environment_for(self.threads))) is None:
             time.sleep(RETRY_HELD_AFTER)
         return result
 
-    def checkpoint(self, task: Task, runs: str) -> Any:
+    def checkpoint(self, task: EngineTask, runs: str) -> Any:
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, task, runs)

@@ -18,7 +18,7 @@ from dipole.benchmarks.report import claim_tables, findings, tables
 from dipole.benchmarks.report.ranking import ranks
 from dipole.benchmarks.report.table import ReportTable
 from dipole.benchmarks.run import reference
-from dipole.benchmarks.run.engine import Result
+from dipole.benchmarks.run.engine import TaskResult
 from dipole.benchmarks.suite import Sized
 from dipole.benchmarks.suite_results import SuiteResults
 from dipole.core.utils.console import can_draw, console
@@ -27,11 +27,11 @@ from dipole.core.utils.text import are, counted, fitted, printable, text_table
 
 
 @dataclass(frozen=True)
-class Summary:
+class SuiteSummary:
     """How a suite ended."""
 
     done: int
-    failed: tuple[Result, ...]
+    failed: tuple[TaskResult, ...]
     skipped: int
 
     def as_dict(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def print_table(console: Console, table: ReportTable) -> None:
     say(console, f"\n{shown.title}\n\n{text_table(rows, words, console.width)}")
 
 
-def print_summary(console: Console, sized: Sized, summary: Summary, runs: Path) -> None:
+def print_summary(console: Console, sized: Sized, summary: SuiteSummary, runs: Path) -> None:
     say(
         console,
         f"{sized.suite.name} ({sized.name}): {counted(summary.done, 'run')} done, {summary.skipped} finished before, "

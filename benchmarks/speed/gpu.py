@@ -31,7 +31,7 @@ import torch
 
 import dipole
 from dipole.benchmarks.report.table import markdown
-from dipole.benchmarks.speed.subjects import BUILD, DTYPES, SHARP, Case, subjects
+from dipole.benchmarks.speed.subjects import BUILD, DTYPES, SHARP, TimedLoss, subjects
 from dipole.benchmarks.speed.timing import RESULTS, floor, rates, time_and_memory, write
 from dipole.core.cli.parser import positive
 from dipole.core.objectives import engine
@@ -43,9 +43,9 @@ PACKAGES = ("torch", "triton", "lightly", "pytorch_metric_learning", "siglip_ker
 ROWS, WIDTHS = {"cuda": [65536, 16384, 4096], "cpu": [1280, 64]}, {"cuda": [128, 768], "cpu": [16]}
 
 
-def ranked(cases: Sequence[Case], device: torch.device, only: str) -> list[tuple[Case, str]]:
+def ranked(cases: Sequence[TimedLoss], device: torch.device, only: str) -> list[tuple[TimedLoss, str]]:
     """Return all measurements, a case and a name in BUILD each, the most telling first."""
-    found: list[tuple[int, Case, str]] = []
+    found: list[tuple[int, TimedLoss, str]] = []
     for case in cases:
         late = case.loss != cases[0].loss
         for name in subjects(case, device):
@@ -56,7 +56,7 @@ def ranked(cases: Sequence[Case], device: torch.device, only: str) -> list[tuple
     return [(case, name) for _, case, name in sorted(found, key=lambda each: each[0])]
 
 
-def attempt(case: Case, name: str, device: torch.device) -> dict[str, Any]:
+def attempt(case: TimedLoss, name: str, device: torch.device) -> dict[str, Any]:
     """Return the numbers of a loss, or the error that it ended with."""
     try:
         generator = torch.Generator(device).manual_seed(0)
@@ -79,7 +79,9 @@ def attempt(case: Case, name: str, device: torch.device) -> dict[str, Any]:
             torch.cuda.empty_cache()
 
 
-def measure(todo: Sequence[tuple[Case, str]], device: torch.device, minutes: float, out: Path | None) -> dict[str, Any]:
+def measure(
+    todo: Sequence[tuple[TimedLoss, str]], device: torch.device, minutes: float, out: Path | None
+) -> dict[str, Any]:
     """Measure what begins within some minutes, and write the report after each measurement."""
     began = time.monotonic()
     packages = {name: version(name) if find_spec(name) else "not installed" for name in PACKAGES}
@@ -163,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (DipoleError, re.error) as error:
         parser.error(str(error))
     every = product(options.losses, options.dtypes, widths, rows)
-    cases = [Case(loss, number, width, dtype) for loss, dtype, width, number in every]
+    cases = [TimedLoss(loss, number, width, dtype) for loss, dtype, width, number in every]
     if out is None and device.type == "cuda":
         out = RESULTS / f"gpu-{re.sub(r'[^a-z0-9]+', '-', name_of(device).lower()).strip('-')}.json"
     if device.type == "cpu":

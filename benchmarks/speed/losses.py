@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from dipole.benchmarks.speed.subjects import BUILD, Case, subjects
+from dipole.benchmarks.speed.subjects import BUILD, TimedLoss, subjects
 from dipole.benchmarks.speed.timing import CPU, RESULTS, machine, write
 from dipole.core.utils.machine import peak_memory
 
@@ -35,10 +35,10 @@ DENSE_LIMIT = 4096  # Larger batches measure only InfoNCE in plain PyTorch, more
 SLOW = 5.0  # seconds. Slower steps are measured once, without a warm-up
 
 
-def case_of(loss: str, batch: int) -> Case:
+def case_of(loss: str, batch: int) -> TimedLoss:
     """Return the case of a loss. "K=4" means five views with the same number of rows."""
     views = 5 if loss.endswith("K=4") else 2
-    return Case(loss.removesuffix(" K=4"), 2 * batch // views * views, WIDTH, views=views)
+    return TimedLoss(loss.removesuffix(" K=4"), 2 * batch // views * views, WIDTH, views=views)
 
 
 def chosen(batch: int) -> list[tuple[str, str]]:

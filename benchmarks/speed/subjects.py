@@ -19,7 +19,7 @@ PML_LIMIT = 256  # pytorch-metric-learning's NT-Xent is cubic in the batch
 
 
 @dataclass(frozen=True)
-class Case:
+class TimedLoss:
     """A loss of some views, forward and backward."""
 
     loss: str  # text of an objective
@@ -42,12 +42,12 @@ class Case:
         return [view.requires_grad_() for view in views]
 
 
-def _dipole(case: Case, device: torch.device) -> Loss:
+def _dipole(case: TimedLoss, device: torch.device) -> Loss:
     objective = dipole.objective(case.loss, dim=case.width).to(device)
     return lambda views: objective(*views).loss
 
 
-def _tiles(case: Case, device: torch.device) -> Loss:
+def _tiles(case: TimedLoss, device: torch.device) -> Loss:
     loss = _dipole(case, device)
 
     def run(views: Sequence[Tensor]) -> Tensor:
@@ -57,19 +57,19 @@ def _tiles(case: Case, device: torch.device) -> Loss:
     return run
 
 
-def _compiled(case: Case, device: torch.device) -> Loss:
+def _compiled(case: TimedLoss, device: torch.device) -> Loss:
     torch._dynamo.reset()
     return torch.compile(DENSE[case.loss], dynamic=False)
 
 
-def _lightly(case: Case, device: torch.device) -> Loss:
+def _lightly(case: TimedLoss, device: torch.device) -> Loss:
     from lightly.loss import NTXentLoss
 
     loss = NTXentLoss(temperature=TEMPERATURES[case.loss])
     return lambda views: loss(*views)
 
 
-def _metric_learning(case: Case, device: torch.device) -> Loss:
+def _metric_learning(case: TimedLoss, device: torch.device) -> Loss:
     from pytorch_metric_learning.losses import NTXentLoss
 
     loss = NTXentLoss(temperature=TEMPERATURES[case.loss])
@@ -77,7 +77,7 @@ def _metric_learning(case: Case, device: torch.device) -> Loss:
     return lambda views: loss(torch.cat(list(views)), labels)
 
 
-def _siglip(case: Case, device: torch.device) -> Loss:
+def _siglip(case: TimedLoss, device: torch.device) -> Loss:
     from siglip_kernel import fused_siglip_loss
 
     scale = torch.tensor(2.302, device=device, requires_grad=True)  # log of 10, SigLIP's initial value
@@ -86,7 +86,7 @@ def _siglip(case: Case, device: torch.device) -> Loss:
 
 
 # Functions that build the loss of each library. Their errors are results.
-BUILD: dict[str, Callable[[Case, torch.device], Loss]] = {
+BUILD: dict[str, Callable[[TimedLoss, torch.device], Loss]] = {
     "dipole": _dipole,
     "dense PyTorch": lambda case, device: DENSE[case.loss],
     "dipole, eager tiles": _tiles,
@@ -97,7 +97,7 @@ BUILD: dict[str, Callable[[Case, torch.device], Loss]] = {
 }
 
 
-def subjects(case: Case, device: torch.device) -> list[str]:
+def subjects(case: TimedLoss, device: torch.device) -> list[str]:
     """Return the names in BUILD that have the loss of a case and are installed here, the most telling first."""
     is_plain = case.loss in DENSE
     ntxent = case.loss in TEMPERATURES and case.views == 2

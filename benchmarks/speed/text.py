@@ -34,12 +34,12 @@ from dipole.benchmarks.speed.timing import Results, interleaved
 from dipole.text import encoders
 from dipole.text.corpus import read_documents
 from dipole.text.encode import SentenceEncoder
-from dipole.text.encoders import Batch
+from dipole.text.encoders import TokenBatch
 from dipole.text.encoders.batch import make_batch, pad
 from dipole.text.model import small_transformer, trained_table
 from dipole.text.sentences import encode_documents
 from dipole.text.senteval.probe import classify, pair_features
-from dipole.text.senteval.protocols import Settings, arranged
+from dipole.text.senteval.protocols import ProbeSettings, arranged
 from dipole.text.senteval.tasks import load_task
 from dipole.text.vocabulary import Tokens, build_vocabulary, load_tokens
 
@@ -129,7 +129,7 @@ class Text:
         falling = pad(sorted(rows, key=len, reverse=True))
 
         def padded() -> Any:
-            f, _ = model(Batch([falling], torch.arange(BATCH)))
+            f, _ = model(TokenBatch([falling], torch.arange(BATCH)))
             return f, f
 
         return self.train(model, padded, lambda: model(make_batch(rows, 8)))
@@ -199,7 +199,7 @@ def probe(options: argparse.Namespace, task: Any, kind: str) -> dict[str, float]
     def accuracy(subject: str) -> float:
         if subject == "genuine":
             return run_genuine(load_genuine(options.genuine), task, splits, x, "senteval-torch" in options.protocols)
-        return classify(task, splits, x, Settings(subject, 10)).test
+        return classify(task, splits, x, ProbeSettings(subject, 10)).test
 
     row: dict[str, float] = {}
     for subject in [*options.protocols, *["genuine"] * bool(options.genuine)] * options.rounds:

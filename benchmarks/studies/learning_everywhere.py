@@ -52,7 +52,7 @@ SLOW: dict[str, dict[str, Any]] = {"swav": {"steps": 200, "rate": 1e-3}}
 
 
 @dataclass(frozen=True)
-class Layout:
+class StudyLayout:
     """A way to make pairs: the domain and its settings, the metric and the length of the training.
 
     `classes` is the number of classes of the labels, or 0 without labels.
@@ -67,7 +67,7 @@ class Layout:
     classes: int = 0
 
 
-def _images(metric: str = "few_shot/accuracy", steps: int = 50, **framework: Any) -> Layout:
+def _images(metric: str = "few_shot/accuracy", steps: int = 50, **framework: Any) -> StudyLayout:
     table = {
         "views": 2,
         "encoder": {"name": "small-conv", "width": 8, "projector": "mlp", "hidden": 64, "dim": 64},
@@ -75,12 +75,12 @@ def _images(metric: str = "few_shot/accuracy", steps: int = 50, **framework: Any
         | dict.fromkeys(UNUSED, 0.0),
         "probe": {"probes": ["few_shot"]},
     }
-    return Layout("vision", table | framework, metric, steps, 128, 3e-3, classes=10)
+    return StudyLayout("vision", table | framework, metric, steps, 128, 3e-3, classes=10)
 
 
-def _sentences(metric: str, **pairs: Any) -> Layout:
+def _sentences(metric: str, **pairs: Any) -> StudyLayout:
     table = {"corpus": "pydoc", "encoder": "bow", "word_size": 64, "held_out": 0.1}
-    return Layout("text", table | pairs, metric, 120, 120, 3e-3, classes=1000)
+    return StudyLayout("text", table | pairs, metric, 120, 120, 3e-3, classes=1000)
 
 
 INK, GROUND = (1.0, 0.8, 0.1), (0.1, 0.1, 0.5)  # RGB
@@ -100,7 +100,7 @@ LAYOUTS = {
     "window": _sentences("next_mrr", self_logit="drop"),
     "window, zero": _sentences("next_mrr", window=2),
     "blocks of sentences": _sentences("document/knn", pairs="blocks", block_size=4),
-    "agent": Layout("rl", {}, "own view@1", 150, 128, 2e-3),
+    "agent": StudyLayout("rl", {}, "own view@1", 150, 128, 2e-3),
 }
 
 _NO_BLOCK = "no anchor has a negative"
@@ -142,13 +142,13 @@ Watch = Callable[[int, Any, list[torch.nn.Parameter]], None]
 """Gets step, pairs and parameters before the update."""
 
 
-class Trial:
+class StudyTrial:
     """A layout, or its name in `LAYOUTS`, with an untrained encoder. Every training starts from it.
 
     The folder stores data for other trials.
     """
 
-    def __init__(self, layout: str | Layout, seed: int, folder: Path) -> None:
+    def __init__(self, layout: str | StudyLayout, seed: int, folder: Path) -> None:
         if isinstance(layout, str):
             layout = LAYOUTS[layout]
         self.layout, self.seed = layout, seed
@@ -196,7 +196,7 @@ class Trial:
 class _Adapted:
     """Train images or sentences with the adapter of their domain."""
 
-    def __init__(self, layout: Layout, seed: int, folder: Path) -> None:
+    def __init__(self, layout: StudyLayout, seed: int, folder: Path) -> None:
         table = dict(layout.settings)
         if layout.domain == "vision" and "data" not in table:
             table["data"] = {
@@ -235,7 +235,7 @@ class _Adapted:
 class _Agent:
     """Train an agent's encoder and its slow copy on crops of observations. The metric compares two crops of each."""
 
-    def __init__(self, layout: Layout, seed: int, folder: Path) -> None:
+    def __init__(self, layout: StudyLayout, seed: int, folder: Path) -> None:
         self.batch_size, self.width = layout.batch_size, 50
         self.frames = observations(seed, 1500)
         seed_everything(seed)
@@ -321,7 +321,7 @@ def main() -> None:
     found: dict[str, dict[str, Any]] = load(arguments.out, {})
     with tempfile.TemporaryDirectory() as folder:
         for layout, seed in itertools.product(arguments.layouts.split(";"), arguments.seeds.split(",")):
-            trial = Trial(layout, int(seed), Path(folder))
+            trial = StudyTrial(layout, int(seed), Path(folder))
             for name in arguments.objectives.split(","):
                 cell = found.setdefault(layout, {}).setdefault(name, {})
                 if seed in cell:

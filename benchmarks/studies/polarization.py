@@ -27,7 +27,7 @@ from dipole.benchmarks.report.drawing import to_files
 from dipole.benchmarks.report.table import markdown
 from dipole.benchmarks.statistics import PairedTest, difference, holm, summarize
 from dipole.benchmarks.studies.common import load, save
-from dipole.benchmarks.studies.learning_everywhere import LAYOUTS, Layout, Trial
+from dipole.benchmarks.studies.learning_everywhere import LAYOUTS, StudyLayout, StudyTrial
 from dipole.core.objectives.objective import objective
 from dipole.core.record import hardware, library_versions
 from dipole.core.train.recipe import read_recipe
@@ -52,7 +52,7 @@ CIFAR_BATCH = 128
 
 
 @dataclass(frozen=True)
-class Setting:
+class DpSetting:
     """Options of polarization beside InfoNCE. Weight 0 is InfoNCE alone, batch None the batch size of the layout."""
 
     weight: float = LAMBDA
@@ -77,22 +77,26 @@ class Setting:
         return f"batch {self.batch}: {name}"
 
     @property
-    def base(self) -> "Setting":
+    def base(self) -> "DpSetting":
         """InfoNCE alone at the same batch size."""
-        return Setting(weight=0.0, batch=self.batch)
+        return DpSetting(weight=0.0, batch=self.batch)
 
 
-def settings() -> Iterator[Setting]:
+def settings() -> Iterator[DpSetting]:
     """Yield all settings. InfoNCE comes before the settings that are compared with it."""
-    yield Setting(weight=0.0)
+    yield DpSetting(weight=0.0)
     for reduction, weights in LAMBDAS.items():
-        yield from (Setting(weight=weight, reduction=reduction) for weight in weights)
+        yield from (DpSetting(weight=weight, reduction=reduction) for weight in weights)
     for batch in BATCHES:
-        yield from (Setting(weight=0.0, batch=batch), Setting(batch=batch), Setting(reduction="mean", batch=batch))
-    yield from (Setting(margin=margin) for margin in MARGINS)
+        yield from (
+            DpSetting(weight=0.0, batch=batch),
+            DpSetting(batch=batch),
+            DpSetting(reduction="mean", batch=batch),
+        )
+    yield from (DpSetting(margin=margin) for margin in MARGINS)
 
 
-def layout_of(domain: str, cifar10: Path | None = None) -> Layout:
+def layout_of(domain: str, cifar10: Path | None = None) -> StudyLayout:
     """Return the layout of a domain. CIFAR-10 is like the small scale of `cifar10-learning`, four epochs long.
 
     Raise DataError if the folder of CIFAR-10 is missing.
@@ -108,13 +112,13 @@ def layout_of(domain: str, cifar10: Path | None = None) -> Layout:
         "augment": recipe["augment"] | {"size": 24},
         "probe": {"probes": ["knn"]},
     }
-    return Layout("vision", table, "knn/accuracy", 312, CIFAR_BATCH, 2e-3, classes=10)
+    return StudyLayout("vision", table, "knn/accuracy", 312, CIFAR_BATCH, 2e-3, classes=10)
 
 
 class Pull:
     """Record the length of the gradient of lambda R over that of InfoNCE, at the first step and at the last."""
 
-    def __init__(self, setting: Setting, steps: int) -> None:
+    def __init__(self, setting: DpSetting, steps: int) -> None:
         self.setting, self.steps = setting, steps
         self.found: list[float] = []
 
@@ -129,7 +133,7 @@ class Pull:
         return float(torch.stack([g.norm() for g in gradients if g is not None]).norm())
 
 
-def measure(trial: Trial, setting: Setting) -> dict[str, float]:
+def measure(trial: StudyTrial, setting: DpSetting) -> dict[str, float]:
     """Train once. Return the metric before and after, and the pull of polarization."""
     text, pull = "infonce", Pull(setting, trial.layout.steps)
     if setting.weight:
@@ -145,12 +149,12 @@ Made = dict[str, list[dict[str, str]]]
 """Domain -> machines and library versions."""
 
 
-def trained(found: Found, domain: str, setting: Setting) -> dict[int, float]:
+def trained(found: Found, domain: str, setting: DpSetting) -> dict[int, float]:
     """Return the metric after training by seed."""
     return {int(seed): cell["trained"] for seed, cell in found[domain].get(setting.key, {}).items()}
 
 
-def tests(found: Found, domain: str) -> dict[str, tuple[Setting, PairedTest, float]]:
+def tests(found: Found, domain: str) -> dict[str, tuple[DpSetting, PairedTest, float]]:
     """Return, by key, each setting of a domain with its paired test against InfoNCE and p after Holm."""
     pairs = [(s, trained(found, domain, s.base), trained(found, domain, s)) for s in settings() if s.weight]
     tested = [(s, difference(base, ours)) for s, base, ours in pairs if len(base.keys() & ours.keys()) > 1]
@@ -208,23 +212,23 @@ def charts(found: Found) -> dict[str, Chart]:
     return {name: chart for name, chart in drawn.items() if chart is not None}
 
 
-def points(name: str, domain: str, reduction: str) -> list[tuple[float, Setting]]:
+def points(name: str, domain: str, reduction: str) -> list[tuple[float, DpSetting]]:
     """Return the settings of a line with their values on the axis, in order."""
     if name == "batch":
         default = CIFAR_BATCH
         if domain != "cifar10":
             default = LAYOUTS[DOMAINS[domain]].batch_size
-        found = [(float(batch or default), Setting(batch=batch, reduction=reduction)) for batch in (*BATCHES, None)]
+        found = [(float(batch or default), DpSetting(batch=batch, reduction=reduction)) for batch in (*BATCHES, None)]
     elif name == "lambda":
-        found = [(weight, Setting(weight=weight, reduction=reduction)) for weight in LAMBDAS[reduction]]
+        found = [(weight, DpSetting(weight=weight, reduction=reduction)) for weight in LAMBDAS[reduction]]
     elif reduction == "mean":
         return []
     else:
-        found = [(round(high - low, 3), Setting(margin=(low, high))) for low, high in (MARGIN, *MARGINS)]
+        found = [(round(high - low, 3), DpSetting(margin=(low, high))) for low, high in (MARGIN, *MARGINS)]
     return sorted(found, key=lambda point: point[0])
 
 
-def _gains(found: Found, domain: str, setting: Setting) -> list[float]:
+def _gains(found: Found, domain: str, setting: DpSetting) -> list[float]:
     """Return the gain over InfoNCE at the same batch size, by seed."""
     ours, base = trained(found, domain, setting), trained(found, domain, setting.base)
     return [ours[seed] - base[seed] for seed in sorted(ours.keys() & base.keys())]
@@ -244,15 +248,17 @@ def kept(path: Path) -> tuple[Found, Made]:
     return {domain: content[domain] for domain in DOMAINS if domain in content}, made
 
 
-def run(found: Found, made: Made, domain: str, layout: Layout, seed: int, folder: Path, out: Path) -> None:
+def run(found: Found, made: Made, domain: str, layout: StudyLayout, seed: int, folder: Path, out: Path) -> None:
     """Train all missing settings of a domain and seed. Save after each."""
-    trials: dict[int | None, Trial] = {}
+    trials: dict[int | None, StudyTrial] = {}
     for setting in settings():
         cells = found.setdefault(domain, {}).setdefault(setting.key, {})
         if str(seed) in cells:
             continue
         if setting.batch not in trials:
-            trials[setting.batch] = Trial(replace(layout, batch_size=setting.batch or layout.batch_size), seed, folder)
+            trials[setting.batch] = StudyTrial(
+                replace(layout, batch_size=setting.batch or layout.batch_size), seed, folder
+            )
         cells[str(seed)] = measure(trials[setting.batch], setting)
         print(domain, seed, setting.key, cells[str(seed)], flush=True)
         machine = hardware(torch.device("cpu"), 1)

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from dipole.benchmarks.run.bench import EngineName, make_engine, make_runs_folder, run_jobs
-from dipole.benchmarks.run.engine import Engine, Result, Task
+from dipole.benchmarks.run.engine import Engine, EngineTask, TaskResult
 from dipole.benchmarks.run.local_engine import LocalEngine, visible_gpus
 from dipole.benchmarks.run.terminal import consoles, say
 from dipole.benchmarks.run.worker import ask_to_stop
@@ -168,7 +168,7 @@ class _Search:
         with ThreadPoolExecutor(1) as pool:
             watched = pool.submit(self._prune, trial, job.hash, ended)
             try:
-                (result,) = engine.run([Task(job.hash, f"trial {trial.number}", job.command)], self._runs)
+                (result,) = engine.run([EngineTask(job.hash, f"trial {trial.number}", job.command)], self._runs)
             finally:
                 ended.set()
             is_pruned = watched.result()
@@ -198,7 +198,7 @@ class _Search:
                     return True
         return False
 
-    def _judge(self, result: Result) -> tuple[float | None, str]:
+    def _judge(self, result: TaskResult) -> tuple[float | None, str]:
         """Return the metric of a trial, or None with the reason."""
         if result.status != "done":
             return None, f"FAILED: {result.message}  (log: {result.log})"

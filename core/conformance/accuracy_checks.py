@@ -32,7 +32,7 @@ from dipole.core.conformance.checks import (
 )
 from dipole.core.conformance.layouts import Leaves, hard_pairs
 from dipole.core.conformance.stops import Stops
-from dipole.core.conformance.subjects import Result, Subject, parameters_of
+from dipole.core.conformance.subjects import LossAndGradients, Subject, parameters_of
 from dipole.core.objectives import engine
 from dipole.core.utils.errors import DipoleError
 from dipole.core.utils.text import counted
@@ -255,7 +255,9 @@ def kernels_match(subject: Subject) -> str:
                 refused.append(layout.name)
                 break
             true = subject.result(subject.make(layout), layout, exactly(leaves), subject.truth)
-            found = Result(found.value.cpu(), {n: None if g is None else g.cpu() for n, g in found.gradients.items()})
+            found = LossAndGradients(
+                found.value.cpu(), {n: None if g is None else g.cpu() for n, g in found.gradients.items()}
+            )
             where = f"on {layout.name} in {str(dtype).removeprefix('torch.')}"
             demand_finite(found, where)
             off = demand_equal(found, true, where, limit)

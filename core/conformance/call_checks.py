@@ -28,7 +28,7 @@ from dipole.core.conformance.checks import (
     value_error,
 )
 from dipole.core.conformance.layouts import Layout, Leaves
-from dipole.core.conformance.subjects import Result, Subject, parameters_of
+from dipole.core.conformance.subjects import LossAndGradients, Subject, parameters_of
 from dipole.core.objectives import similarity, tiles
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.errors import DipoleError
@@ -156,7 +156,9 @@ def ignores_order(subject: Subject) -> str:
     return "same value, same gradient"
 
 
-def ignores_this_order(subject: Subject, layout: Layout, leaves: Leaves, order: Tensor, result: Result) -> None:
+def ignores_this_order(
+    subject: Subject, layout: Layout, leaves: Leaves, order: Tensor, result: LossAndGradients
+) -> None:
     """Raise Failed if the instances of two views in another order have another value or gradient than the result."""
     moved = subject.result(
         subject.make(),
@@ -188,7 +190,7 @@ def repeats_itself(subject: Subject) -> str:
     return "same bits" + (", its state set back, as declared" if subject.stateful else "")
 
 
-def _same(first: Result, second: Result) -> bool:
+def _same(first: LossAndGradients, second: LossAndGradients) -> bool:
     """Return whether values and gradients have the same bits."""
     both = [(first.value, second.value), *((g, second.gradients[name]) for name, g in first.gradients.items())]
     return all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in both)

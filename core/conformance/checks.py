@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.conformance.layouts import Layout, Leaves
-from dipole.core.conformance.subjects import Result, Subject
+from dipole.core.conformance.subjects import LossAndGradients, Subject
 
 EXACT = 1e-9  # float64 against float64
 SINGLE = 1e-4  # float32 against float64, hard pairs at temperature 0.01
@@ -64,11 +64,11 @@ def relative(found: Tensor, true: Tensor, least: float = 1.0) -> float:
     return float((found - true).norm() / true.norm().clamp_min(least))
 
 
-def value_error(found: Result, true: Result) -> float:
+def value_error(found: LossAndGradients, true: LossAndGradients) -> float:
     return relative(found.value, true.value)
 
 
-def gradient_error(found: Result, true: Result, least: float = 1.0) -> float:
+def gradient_error(found: LossAndGradients, true: LossAndGradients, least: float = 1.0) -> float:
     """Largest relative error over the leaves and parameters that have a gradient in either."""
     worst = 0.0
     for name, expected in true.gradients.items():
@@ -83,7 +83,9 @@ def gradient_error(found: Result, true: Result, least: float = 1.0) -> float:
     return worst
 
 
-def demand_equal(found: Result, true: Result, where: str, limit: float = EXACT, other: str = "expected") -> float:
+def demand_equal(
+    found: LossAndGradients, true: LossAndGradients, where: str, limit: float = EXACT, other: str = "expected"
+) -> float:
     """Return the larger error of value and gradient. Raise Failed if it is above the limit."""
     errors = {"value": value_error(found, true), "gradient": gradient_error(found, true)}
     for what, off in errors.items():
@@ -98,7 +100,7 @@ def exactly(leaves: Leaves) -> Leaves:
     return {name: leaf.detach().cpu().double().requires_grad_() for name, leaf in leaves.items()}
 
 
-def demand_finite(result: Result, where: str) -> None:
+def demand_finite(result: LossAndGradients, where: str) -> None:
     """Raise Failed if the value or any gradient is not finite."""
     if not result.value.isfinite():
         raise Failed(f"{where}: the value is {result.value.item()}")
@@ -107,7 +109,7 @@ def demand_finite(result: Result, where: str) -> None:
         raise Failed(f"{where}: the gradient of {', '.join(bad)} is not finite (value {result.value.item():.4g})")
 
 
-def truth_of(subject: Subject, layout: Layout, leaves: Leaves, temperature: float) -> Result:
+def truth_of(subject: Subject, layout: Layout, leaves: Leaves, temperature: float) -> LossAndGradients:
     """The reference in float64 if there is one, else the subject itself in float64."""
     exact = exactly(leaves)
     instance = subject.make(layout, temperature=temperature)

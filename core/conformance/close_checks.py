@@ -21,10 +21,10 @@ from dipole.core.conformance.checks import (
     gradient_error,
     relative,
 )
-from dipole.core.conformance.cost import Work
+from dipole.core.conformance.cost import OperationCounter
 from dipole.core.conformance.layouts import Layout, Leaves, long_queue
 from dipole.core.conformance.stops import Stops
-from dipole.core.conformance.subjects import Result, Subject
+from dipole.core.conformance.subjects import LossAndGradients, Subject
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.errors import DipoleError
 
@@ -100,7 +100,12 @@ def _is_right(subject: Subject, layout: Layout, leaves: Leaves, where: str) -> f
 
 
 def _demand_slope(
-    subject: Subject, layout: Layout, leaves: Leaves, found: Result, where: str, steps: Sequence[float] = STEPS[:1]
+    subject: Subject,
+    layout: Layout,
+    leaves: Leaves,
+    found: LossAndGradients,
+    where: str,
+    steps: Sequence[float] = STEPS[:1],
 ) -> None:
     """Compare the slope along the gradient, and along a random direction, with central differences."""
     instance = subject.make(layout)
@@ -135,7 +140,7 @@ def _demand_slope(
             )
 
 
-def _gradient(found: Result, leaves: Leaves) -> list[Tensor]:
+def _gradient(found: LossAndGradients, leaves: Leaves) -> list[Tensor]:
     """Return the gradient of each leaf, zeros where it has none."""
     gradients = [(leaf, found.gradients[name]) for name, leaf in leaves.items()]
     return [torch.zeros_like(leaf) if gradient is None else gradient for leaf, gradient in gradients]
@@ -281,7 +286,7 @@ def _affordable(subject: Subject) -> int:
     largest = []
     for size in (MORE // 4, MORE // 2):
         layout = subject.batch(size)
-        with Work() as work, torch.no_grad():
+        with OperationCounter() as work, torch.no_grad():
             subject.result(subject.make(layout), layout, layout.leaves())
         largest.append(work.largest)
     if largest[1] * largest[1] / max(largest[0], 1) <= MOST_NUMBERS:

@@ -13,7 +13,7 @@ _aten = torch.ops.aten
 _PRODUCTS = (_aten.mm, _aten.bmm, _aten.addmm, _aten.baddbmm)
 
 
-class Work(TorchDispatchMode):
+class OperationCounter(TorchDispatchMode):
     """Count inside the block the numbers of new tensors and the multiplications of products, and the largest tensor."""
 
     def __init__(self) -> None:

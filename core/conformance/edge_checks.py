@@ -30,11 +30,11 @@ from dipole.core.conformance.checks import (
     relative,
     value_error,
 )
-from dipole.core.conformance.cost import Work, cubic_share
+from dipole.core.conformance.cost import OperationCounter, cubic_share
 from dipole.core.conformance.fake_device import Accelerator, Elsewhere, WrongDeviceError
 from dipole.core.conformance.layouts import Layout, Leaves, long_queue
 from dipole.core.conformance.ranks import Case, on_two_ranks
-from dipole.core.conformance.subjects import Result, Subject
+from dipole.core.conformance.subjects import LossAndGradients, Subject
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.errors import DipoleError
 from dipole.core.utils.text import counted
@@ -114,7 +114,7 @@ def is_not_cubic(subject: Subject) -> str:
     for size in SIZES:
         layout = subject.batch(size)
         instance, leaves = subject.make(layout, torch.float32), layout.leaves(torch.float32)
-        with Work() as work:
+        with OperationCounter() as work:
             subject.result(instance, layout, leaves)
         totals.append(work.total)
         largest.append(work.largest)
@@ -303,7 +303,7 @@ def ranks_equal_one_process(subject: Subject) -> str:
                 f"run `dipole check {file}:{name}`"
             )
     cases: list[Case] = []
-    expected: list[Result] = []
+    expected: list[LossAndGradients] = []
     for number, layout in enumerate(subject.layouts):
         if layout.of_rows:
             instance, leaves = subject.make(layout), layout.leaves()

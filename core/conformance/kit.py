@@ -21,12 +21,12 @@ from typing import Any
 from dipole.core.conformance import accuracy_checks, call_checks, close_checks, edge_checks  # noqa: F401, they fill the table
 from dipole.core.conformance.checks import CHECKS as CHECKS
 from dipole.core.conformance.checks import Check, Skipped
-from dipole.core.conformance.report import Report, run
+from dipole.core.conformance.report import CheckReport, run
 from dipole.core.conformance.subjects import (
     ANY,
     UNDECLARED,
+    BatchNeeds,
     Declared,
-    Fit,
     Subject,
     declared,
     foreign,
@@ -57,7 +57,7 @@ def check_objective(
     labels: int | None = None,
     scores: bool = False,
     ranks: bool = True,
-) -> Report:
+) -> CheckReport:
     """Run the conformance checks on one loss.
 
     Args:
@@ -85,7 +85,7 @@ def check_objective(
         ranks: also compare two processes with one, unless `only` names the checks.
 
     Returns:
-        A `Report`: `.ok`, `.rows`, `.table()`.
+        A `CheckReport`: `.ok`, `.rows`, `.table()`.
 
     Raises:
         SpecError: the text, the path, an option in the text, a check's name or the reference is wrong, or `options`,
@@ -96,7 +96,7 @@ def check_objective(
     """
     with engines.using(engine):
         says = Declared(detached=detached, stateful=stateful, flat=flat)
-        subject = subject_of(target, options, reference, says, tuple(temperatures), Fit(dim, labels, scores))
+        subject = subject_of(target, options, reference, says, tuple(temperatures), BatchNeeds(dim, labels, scores))
         return run(subject, chosen(slow, only, ranks))
 
 
@@ -117,7 +117,7 @@ def subject_of(
     reference: str | None = None,
     says: Declared = UNDECLARED,
     temperatures: tuple[str, ...] = (),
-    fit: Fit = ANY,
+    fit: BatchNeeds = ANY,
 ) -> Subject:
     """Return the subject of the checks; see `check_objective` for the arguments."""
     for which, number in (("dim", fit.dim), ("labels", fit.labels)):
@@ -231,7 +231,7 @@ def parametrize_with_checks(
     return pytest.mark.parametrize(("subject", "check"), cases)
 
 
-def _is_loss(function: Callable[..., Any], options: dict[str, Any], fit: Fit) -> bool:
+def _is_loss(function: Callable[..., Any], options: dict[str, Any], fit: BatchNeeds) -> bool:
     """Return True for a function that is the loss itself, False for one that builds it."""
     return needed(function, options) in ((2, 3) if fit.scores or fit.labels else (2,))
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.conformance.layouts import LAYOUTS, Leaves
-from dipole.core.conformance.subjects import Result, named
+from dipole.core.conformance.subjects import LossAndGradients, named
 from dipole.core.objectives.encoded_batch import EncodedBatch
 
 COUNT = 2
@@ -30,7 +30,7 @@ PATIENCE = 60.0  # seconds for one objective
 START = 180.0  # and for the first one, which waits for torch
 # The layout's place in LAYOUTS, the number of classes, the objective, the whole batch.
 Case = tuple[int, int | None, Any, Leaves]
-Found = Result | str  # the result, or the error
+Found = LossAndGradients | str  # the result, or the error
 
 
 class RanksError(RuntimeError):
@@ -135,7 +135,7 @@ def on_two_ranks(cases: Sequence[Case]) -> list[Found]:
 
 def _joined(parts: Sequence[Found]) -> Found:
     """Join the gradients of both shares as DistributedDataParallel averages them."""
-    values: list[Result] = []
+    values: list[LossAndGradients] = []
     for part in parts:
         if isinstance(part, str):
             return part
@@ -149,7 +149,7 @@ def _joined(parts: Sequence[Found]) -> Found:
             joined[name.removeprefix("rows.")] = torch.cat(present) / COUNT
         else:
             joined[name] = torch.stack(present).sum(0) / COUNT
-    return Result(values[0].value, joined)
+    return LossAndGradients(values[0].value, joined)
 
 
 def share(length: int, rank: int) -> slice:
@@ -160,7 +160,7 @@ def share(length: int, rank: int) -> slice:
     return slice(first, length)
 
 
-def evaluate(case: Case, rank: int) -> Found:
+def loss_on_rank(case: Case, rank: int) -> Found:
     """Return loss and gradients of a rank's share, or the error of the objective."""
     number, classes, instance, leaves = case
     layout = LAYOUTS[number].fitted(classes=classes)
@@ -179,7 +179,7 @@ def evaluate(case: Case, rank: int) -> Found:
     if outcome.loss.requires_grad:
         found = torch.autograd.grad(outcome.loss, list(wanted.values()), allow_unused=True)
     zeros = [torch.zeros_like(w) if g is None else g for w, g in zip(wanted.values(), found, strict=True)]
-    return Result(outcome.loss.detach().double(), dict(zip(wanted, zeros, strict=True)))
+    return LossAndGradients(outcome.loss.detach().double(), dict(zip(wanted, zeros, strict=True)))
 
 
 def main(rank: int, folder: str, pipe: int) -> None:
@@ -193,7 +193,7 @@ def main(rank: int, folder: str, pipe: int) -> None:
             try:
                 path, question = pickle.loads(questions.recv_bytes())
                 sys.path += [each for each in path if each not in sys.path]
-                answer: Any = [evaluate(case, rank) for case in pickle.loads(question)]
+                answer: Any = [loss_on_rank(case, rank) for case in pickle.loads(question)]
             except EOFError:
                 os._exit(0)  # skip the shutdown of the group: both processes end
             except Exception as error:

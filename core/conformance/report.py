@@ -36,7 +36,7 @@ class CheckResult:
 
 
 @dataclass(frozen=True)
-class Report:
+class CheckReport:
     """All checks on one subject.
 
     Args:
@@ -94,7 +94,7 @@ def _told(row: CheckResult) -> str:
     return row.detail
 
 
-def run(subject: Subject, checks: Sequence[Check]) -> Report:
+def run(subject: Subject, checks: Sequence[Check]) -> CheckReport:
     """Run the checks one by one. Any exception of a check counts as a failure of the subject."""
     rows: list[CheckResult] = []
     explained: dict[str, str] = {}  # check -> the finding of which it is a consequence
@@ -121,7 +121,7 @@ def run(subject: Subject, checks: Sequence[Check]) -> Report:
         rows.append(CheckResult(subject.name, check.name, outcome, detail, seconds, cause, check.about))
     failed = {row.check for row in rows if row.outcome == "FAIL"}
     explained = {name: by for name, by in explained.items() if by in failed}
-    return Report(subject.name, tuple(_explained(row, explained) for row in rows))
+    return CheckReport(subject.name, tuple(_explained(row, explained) for row in rows))
 
 
 def _explained(row: CheckResult, explained: dict[str, str]) -> CheckResult:

@@ -26,7 +26,7 @@ Loss = Callable[..., Tensor]  # (instance, layout, leaves) -> scalar
 
 
 @dataclass(frozen=True)
-class Result:
+class LossAndGradients:
     """A loss and its gradients in float64.
 
     Args:
@@ -46,7 +46,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Fit:
+class BatchNeeds:
     """What the batches of a loss must look like.
 
     Args:
@@ -79,7 +79,7 @@ def declared(says: Declared, *owners: Any) -> Declared:
     )
 
 
-UNDECLARED, ANY = Declared(), Fit()
+UNDECLARED, ANY = Declared(), BatchNeeds()
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ class Subject(Declared):
     layouts: tuple[Layout, ...] = (VIEWS,)
     read: Callable[[str], Composite] | None = None
     twin: Loss | None = None
-    fit: Fit = ANY
-    refit: Callable[[Fit], Subject] | None = None
+    fit: BatchNeeds = ANY
+    refit: Callable[[BatchNeeds], Subject] | None = None
 
     @property
     def temperature(self) -> bool:
@@ -190,7 +190,7 @@ class Subject(Declared):
             return set_back(instance)
         return nullcontext()
 
-    def result(self, instance: Any, layout: Layout, leaves: Leaves, loss: Loss | None = None) -> Result:
+    def result(self, instance: Any, layout: Layout, leaves: Leaves, loss: Loss | None = None) -> LossAndGradients:
         """Return value and gradients of the loss for leaves and all parameters.
 
         Args:
@@ -213,7 +213,7 @@ class Subject(Declared):
         if value.requires_grad:
             found = torch.autograd.grad(value.sum(), list(wanted.values()), allow_unused=True)
         gradients = {n: None if g is None else g.double() for n, g in zip(wanted, found, strict=True)}
-        return Result(value.detach().double().reshape(()), gradients)
+        return LossAndGradients(value.detach().double().reshape(()), gradients)
 
 
 def parameters_of(instance: Any) -> dict[str, Tensor]:
@@ -236,7 +236,7 @@ def foreign(
     reference: str | None = None,
     says: Declared = UNDECLARED,
     temperatures: tuple[str, ...] = (),
-    fit: Fit = ANY,
+    fit: BatchNeeds = ANY,
 ) -> Subject:
     """Wrap a loss called as loss(a, b): an instance, or a class or function that returns one."""
     options = options or {}
@@ -276,7 +276,7 @@ def foreign(
             own = call(instance, layout, leaves)  # where it stops a gradient only it knows: the values are compared
             return value.detach() + own - own.detach()
 
-        truth, twin = partial(compared, by_loops), partial(compared, evaluate)
+        truth, twin = partial(compared, by_loops), partial(compared, loss_of_leaves)
     return Subject(
         name,
         build,
@@ -313,7 +313,7 @@ def _temperatures(target: Any, name: str, named: Sequence[str]) -> tuple[str, ..
     return tuple(each for each in parameters if each in marked)
 
 
-def native(text: str, fit: Fit = ANY) -> Subject:
+def native(text: str, fit: BatchNeeds = ANY) -> Subject:
     """Wrap a registered objective, written as text. It may be a regularizer alone."""
     terms = [term for term in read(text).terms if isinstance(term, Objective)]
     adjustable = dict.fromkeys(name for term in parse(text) for name in _adjustable(term))
@@ -321,7 +321,9 @@ def native(text: str, fit: Fit = ANY) -> Subject:
     return _of_pairs(text, partial(read, text), known, tuple(adjustable), fit, terms, read)
 
 
-def unregistered(target: type[Objective], name: str, options: dict[str, Any] | None = None, fit: Fit = ANY) -> Subject:
+def unregistered(
+    target: type[Objective], name: str, options: dict[str, Any] | None = None, fit: BatchNeeds = ANY
+) -> Subject:
     """Wrap a subclass of Objective that is not registered."""
 
     def build(**overrides: Any) -> Composite:
@@ -336,14 +338,14 @@ def _of_pairs(
     build: Callable[..., Composite],
     known: bool,
     temperatures: tuple[str, ...],
-    fit: Fit,
+    fit: BatchNeeds,
     owners: Sequence[Any],
     read: Callable[[str], Composite] | None = None,
 ) -> Subject:
     return Subject(
         name,
         build,
-        evaluate,
+        loss_of_leaves,
         by_loops if known else None,
         temperatures,
         takes_pairs=True,
@@ -354,7 +356,7 @@ def _of_pairs(
     )
 
 
-def evaluate(instance: Composite, layout: Layout, leaves: Leaves) -> Tensor:
+def loss_of_leaves(instance: Composite, layout: Layout, leaves: Leaves) -> Tensor:
     """Return the loss of a composite on the pairs of a layout."""
     outcome: Outcome = instance(layout.build(**leaves))
     return outcome.loss

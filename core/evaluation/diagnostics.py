@@ -32,7 +32,7 @@ from dipole.core.objectives.losses.align_uniform import align, log_mean_kernel
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.regularizers.dp import Distance, check_margin
-from dipole.core.objectives.similarity import full_precision, normalize, paired
+from dipole.core.objectives.similarity import full_precision, listed_similarities, normalize
 from dipole.core.objectives.spec import Range, in_range
 from dipole.core.objectives.statistics import AnyStatistic, Count, LogSumExp, SoftmaxMean
 from dipole.core.objectives.tiles import TILE
@@ -284,7 +284,7 @@ def min_max_ratios(features: Array) -> Tensor:
 
 def _positive_cosines(pairs: Pairs) -> Tensor:
     x, y = unit_sides(pairs)
-    return paired(x, y, pairs.positives)
+    return listed_similarities(x, y, pairs.positives)
 
 
 @register(

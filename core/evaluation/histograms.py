@@ -11,7 +11,7 @@ from torch import Tensor
 from dipole.core.evaluation.arrays import Array, as_classes, as_matrix, matched, moderate_rows
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
-from dipole.core.objectives.similarity import full_precision, normalize, paired
+from dipole.core.objectives.similarity import full_precision, listed_similarities, normalize
 from dipole.core.objectives.spec import Range, in_range
 from dipole.core.objectives.tiles import TILE
 from dipole.core.utils.finite import finite_rows
@@ -177,7 +177,7 @@ def pair_histogram(
         return torch.bincount(place, minlength=bins).cpu()
 
     x, y = unit_sides(pairs)
-    correct = (1 - paired(x, y, pairs.positives)) / 2
+    correct = (1 - listed_similarities(x, y, pairs.positives)) / 2
     incorrect = torch.zeros(bins, dtype=torch.long)
     negative = pairs.negative_mask()
     for top in range(0, len(x), TILE):

@@ -20,8 +20,8 @@ from dipole.core.evaluation.arrays import Array, moderate, moderate_rows, size
 from dipole.core.evaluation.descent import Descent, Rows, descend
 from dipole.core.evaluation.logistic import fit_softmax
 from dipole.core.evaluation.split import (
-    Labels,
-    Split,
+    ProbeData,
+    ProbeLabels,
     check_features,
     check_labels,
     known_classes,
@@ -124,7 +124,7 @@ def measuring_device(device: torch.device, asked: ProbeDevice = "auto") -> torch
 # --- linear probe ---------------------------------------------------------------------------------------------------
 
 
-def _result(data: Labels, scores: Tensor, **extra: Any) -> ProbeResult:
+def _result(data: ProbeLabels, scores: Tensor, **extra: Any) -> ProbeResult:
     if not bool(scores.isfinite().all()):  # the first class would be the answer to every point
         raise DataError("the probe's scores overflow: scale the features to unit length, or use a lower learning rate")
     top5 = None
@@ -312,7 +312,7 @@ def mean_classifier(
 
 
 def _over_draws(
-    data: Split, labels_per_class: int, draws: int, seed: int, fit: Callable[[Tensor, Tensor], Tensor]
+    data: ProbeData, labels_per_class: int, draws: int, seed: int, fit: Callable[[Tensor, Tensor], Tensor]
 ) -> ProbeResult:
     if labels_per_class < 1 or draws < 1:
         raise OptionError(f"labels_per_class and draws must be at least 1, got {labels_per_class} and {draws}")

@@ -13,7 +13,7 @@ from dipole.core.utils.finite import finite_rows
 
 
 @dataclass(frozen=True)
-class Labels:
+class ProbeLabels:
     """Labels of both parts as numbers of classes."""
 
     train_y: Tensor  # (n,) in 0..C-1
@@ -22,7 +22,7 @@ class Labels:
 
 
 @dataclass(frozen=True)
-class Split(Labels):
+class ProbeData(ProbeLabels):
     """Labelled features of both parts, (n, d) and (m, d), at least in single precision."""
 
     train_x: Tensor
@@ -51,7 +51,7 @@ def check_labels(y: Any, rows: int | None, device: torch.device, name: str) -> T
     return tensor.long().to(device)
 
 
-def split(train_x: Any, train_y: Any, test_x: Any, test_y: Any) -> Split:
+def split(train_x: Any, train_y: Any, test_x: Any, test_y: Any) -> ProbeData:
     """Return the labelled rows of both parts. Raises DataError if features or labels do not fit."""
     a, b = check_features(train_x, "train_x"), check_features(test_x, "test_x")
     if a.shape[1] != b.shape[1]:
@@ -61,10 +61,10 @@ def split(train_x: Any, train_y: Any, test_x: Any, test_y: Any) -> Split:
     a, p = a[p >= 0], p[p >= 0]
     b, q = b[q >= 0], q[q >= 0]
     known = known_classes(p, q)
-    return Split(known.train_y, known.test_y, known.classes, a, b)
+    return ProbeData(known.train_y, known.test_y, known.classes, a, b)
 
 
-def known_classes(train_y: Tensor, test_y: Tensor) -> Labels:
+def known_classes(train_y: Tensor, test_y: Tensor) -> ProbeLabels:
     """Number the classes of the training labels. Raises DataError for a part without labels, or a single class."""
     if not len(train_y) or not len(test_y):
         raise DataError(
@@ -75,10 +75,10 @@ def known_classes(train_y: Tensor, test_y: Tensor) -> Labels:
     if len(classes) < 2:
         raise DataError(f"a probe needs two classes or more; every training label is {int(classes[0])}")
     place = torch.searchsorted(classes, test_y).clamp_max(len(classes) - 1)
-    return Labels(train_y, torch.where(classes[place] == test_y, place, -1), classes)
+    return ProbeLabels(train_y, torch.where(classes[place] == test_y, place, -1), classes)
 
 
-def single(data: Split) -> Split:
+def single(data: ProbeData) -> ProbeData:
     """Return the features in single precision. Raises DataError if a value is too large for it."""
     a, b = data.train_x.float(), data.test_x.float()
     if not bool(a.isfinite().all() and b.isfinite().all()):
@@ -86,7 +86,7 @@ def single(data: Split) -> Split:
     return replace(data, train_x=a, test_x=b)
 
 
-def standardized(data: Split) -> Split:
+def standardized(data: ProbeData) -> ProbeData:
     """Scale each feature to zero mean and unit variance of the training part. Constant features become 0."""
     largest = size(data.train_x)
     data = single(replace(data, train_x=moderate(data.train_x, largest), test_x=moderate(data.test_x, largest)))

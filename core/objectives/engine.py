@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dipole.core.objectives.indices import mask_of
 from dipole.core.objectives.pairs import Pairs
-from dipole.core.objectives.similarity import fits, paired
+from dipole.core.objectives.similarity import fits, listed_similarities
 from dipole.core.objectives.statistics import (
     LOWEST,
     SMALLEST_EXPONENT,
@@ -31,7 +31,7 @@ from dipole.core.objectives.statistics import (
     finished,
     needs_maximum,
 )
-from dipole.core.objectives.tiles import Problem, tiled
+from dipole.core.objectives.tiles import MatrixPass, tiled
 from dipole.core.utils.errors import EngineError
 from dipole.core.utils.uncompiled import uncompiled
 
@@ -75,7 +75,7 @@ def similarities(
             index, excluded = index.clamp_min(0), pairs.excluded_mask()
         found = dense(matrix, excluded, wanted, pairs.negative_counts, bound, pairs.all_have_negatives)
         return matrix.gather(1, index), found
-    positive = paired(x, y, pairs.positives)
+    positive = listed_similarities(x, y, pairs.positives)
     if not wanted:
         return positive, {}
     if known.partners:
@@ -228,7 +228,7 @@ def row_statistics(
         if x.device.type == "cpu" and len(y):
             lengths = [float(torch.linalg.vector_norm(each.detach(), dim=1).max()) for each in (x, y)]
             bound = lengths[0] * lengths[1]
-    matrix = Problem(x, y, excluded, symmetric, (), (), (), embeddings)
+    matrix = MatrixPass(x, y, excluded, symmetric, (), (), (), embeddings)
     rest = list(dict.fromkeys(statistics))
     results: dict[AnyStatistic, Tensor] = {}
     in_kernels = supported(rest, x) if tile is None else []
@@ -248,15 +248,15 @@ def row_statistics(
     return results
 
 
-def _in_kernels(problem: Problem) -> tuple[Tensor, ...] | None:
+def _in_kernels(problem: MatrixPass) -> tuple[Tensor, ...] | None:
     """Return the result of `fused`. None if the kernels failed their self-check."""
     global _served
     from dipole.core.objectives.kernels.fused import fused
-    from dipole.core.objectives.kernels.selfcheck import key_of, verdict
+    from dipole.core.objectives.kernels.selfcheck import key_of, selfcheck_error
 
     key, device = key_of(problem), problem.x.device
     if key not in _verdicts:
-        _verdicts[key] = verdict(problem, dense)
+        _verdicts[key] = selfcheck_error(problem, dense)
         if _verdicts[key] and device not in _warned:
             _warned.add(device)
             names = ", ".join(str(each) for each in [*problem.statistics, *problem.extremes])
@@ -400,7 +400,7 @@ def served() -> int:
 
 def failures() -> list[str]:
     """Return what was wrong with the kernels that failed their self-check."""
-    return [verdict for verdict in _verdicts.values() if verdict]
+    return [selfcheck_error for selfcheck_error in _verdicts.values() if selfcheck_error]
 
 
 def outlook(statistics: Iterable[AnyStatistic]) -> str:

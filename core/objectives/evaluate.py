@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dipole.core.objectives.engine import similarities
 from dipole.core.objectives.pairs import Pairs
-from dipole.core.objectives.similarity import full_precision, paired
+from dipole.core.objectives.similarity import full_precision, listed_similarities
 from dipole.core.objectives.statistics import AnyStatistic
 from dipole.core.utils.distributed import all_sum, log_mean_exp, world_size
 from dipole.core.utils.errors import PairsError
@@ -127,7 +127,7 @@ class Rows:
         Args:
             index: (A, n) torch.long, indices of candidates. -1 is read as candidate 0.
         """
-        return paired(self.x, self.y, index)
+        return listed_similarities(self.x, self.y, index)
 
     def over_positives(self, values: Tensor) -> Tensor:
         """Average over the positives of each anchor, (A,), with weights (A, K) if the pairs have them.
@@ -285,7 +285,7 @@ def has_repulsion(term: Objective, pairs: Pairs) -> bool | None:
     return pairs.has_positives
 
 
-def evaluate(terms: Mapping[str, tuple[float, Objective]], batch: GlobalPairs) -> Outcome:
+def evaluate_terms(terms: Mapping[str, tuple[float, Objective]], batch: GlobalPairs) -> Outcome:
     """Return the weighted sum of the terms, averaged over all Pairs of a batch and over all ranks' anchors.
 
     Pairs with `Pairs.added` are added instead. Raises PairsError if the pairs cannot carry a term.

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from dipole.core.objectives.evaluate import NO_NEGATIVES, GlobalPairs, Outcome, Rows, TermValue, evaluate, has_repulsion
+from dipole.core.objectives.evaluate import (
+    NO_NEGATIVES,
+    GlobalPairs,
+    Outcome,
+    Rows,
+    TermValue,
+    evaluate_terms,
+    has_repulsion,
+)
 from dipole.core.objectives.gather import Input, all_gather_pairs
 from dipole.core.objectives.lazy import LazyModule
 from dipole.core.objectives.pairs import Pairs
@@ -395,8 +403,8 @@ class Composite(nn.Module):
             )
         terms = {name: (weight, term) for name, weight, term in self}
         if isinstance(pairs, Pairs) and world_size() == 1:
-            return evaluate(terms, GlobalPairs((pairs,)))  # nothing to gather
-        return evaluate(terms, all_gather_pairs(pairs))
+            return evaluate_terms(terms, GlobalPairs((pairs,)))  # nothing to gather
+        return evaluate_terms(terms, all_gather_pairs(pairs))
 
     @property
     def positives_wanted(self) -> int | None:

@@ -70,7 +70,7 @@ class _PairedDot(torch.autograd.Function):
         return [slice(start, start + step) for start in range(0, len(index), step)]
 
 
-def paired(x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+def listed_similarities(x: Tensor, y: Tensor, index: Tensor) -> Tensor:
     """Return similarities (A, K) of each anchor with its listed candidates. Padding (-1) is read as candidate 0."""
     values: Tensor = _PairedDot.apply(x, y, index.clamp_min(0))  # type: ignore[no-untyped-call]
     return values

@@ -35,7 +35,7 @@ CACHE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
-class Problem:
+class MatrixPass:
     """A similarity matrix x y^T, (A, C), and the statistics to compute of its rows."""
 
     x: Tensor  # (A, d)
@@ -49,7 +49,7 @@ class Problem:
     # scale the result.
     embeddings: tuple[Tensor, Tensor] | None = None
 
-    def with_statistics(self, wanted: Sequence[AnyStatistic], bound: float) -> "Problem":
+    def with_statistics(self, wanted: Sequence[AnyStatistic], bound: float) -> "MatrixPass":
         """Return the same matrix with these statistics, where |x_i . y_j| is at most `bound`."""
         sums = tuple(each for each in wanted if isinstance(each, Statistic))
         extremes = tuple(each for each in wanted if isinstance(each, Extreme))
@@ -71,7 +71,7 @@ class Problem:
         return [slice(start, stop) for start, stop in pairwise(stops)]
 
 
-def tiled(problem: Problem, side: int | None = None) -> tuple[Tensor, ...]:
+def tiled(problem: MatrixPass, side: int | None = None) -> tuple[Tensor, ...]:
     """Return (sums (N, A), shifts (S, A), indices (A,) ...), with gradient. `side` is that of a tile."""
     if side is None:
         side = TILE if problem.x.device.type == "cpu" else 8 * TILE

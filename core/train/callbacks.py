@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from dipole.core.objectives.gather import all_gather_pairs
 from dipole.core.record import Number, RunRecord, hardware, library_versions, now, write_record
 from dipole.core.train.config import RunConfig
-from dipole.core.train.evaluation import Evaluated, diagnose_pairs, evaluate
+from dipole.core.train.evaluation import Evaluated, diagnose_pairs, evaluate_model
 from dipole.core.train.metrics import MetricsFile
 from dipole.core.train.model_files import load_weights, save_weights
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.signals import Interrupted
 from dipole.core.train.trackers import Trackers
-from dipole.core.utils.distributed import alone
+from dipole.core.utils.distributed import as_single_process
 from dipole.core.utils.errors import ConfigError, DipoleError, nearest
 from dipole.core.utils.machine import peak_memory
 from dipole.core.utils.seeding import rng_state, set_rng_state
@@ -157,7 +157,7 @@ class Metrics(Callback):
                 self._sums[name] = value.to(run.device)
 
 
-class Evaluation(Callback):
+class Evaluations(Callback):
     """Evaluate every `evaluate_every` and at the end, and keep the best weights.
 
     `is_due` says that an evaluation after the current step was interrupted or postponed. `found` holds the last
@@ -190,7 +190,7 @@ class Evaluation(Callback):
         values = None
         run.health.see_own_loop(run)
         if run.pairs is not None and run.processes.is_main:
-            with alone():
+            with as_single_process():
                 values = diagnose_pairs(all_gather_pairs(run.pairs).local_pairs, run.objective)
         self._pair_values = (run.step, values)
 
@@ -202,8 +202,8 @@ class Evaluation(Callback):
             assert self._pair_values is not None
             run.progress.status("evaluating")
             try:
-                with alone(), run.interrupts.at_once():
-                    found = evaluate(run.adapter, run.objective, run.seeds, self._pair_values[1])
+                with as_single_process(), run.interrupts.at_once():
+                    found = evaluate_model(run.adapter, run.objective, run.seeds, self._pair_values[1])
             except Interrupted as interrupted:
                 set_rng_state(before)
                 signum = interrupted.signum
@@ -257,8 +257,8 @@ class Evaluation(Callback):
         if not goes_back and not is_first_look:
             return
         run.adapter.part = run.adapter.reported
-        with alone():
-            found = evaluate(run.adapter, run.objective, run.seeds, pair_values)
+        with as_single_process():
+            found = evaluate_model(run.adapter, run.objective, run.seeds, pair_values)
         self.found = (run.step, found)
         if is_first_look:
             run.log({f"test/{name}": value for name, value in found.results.items()})

@@ -26,7 +26,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dipole.core.train.adapter import same_data
 from dipole.core.utils.errors import CheckpointError, DipoleError
-from dipole.core.utils.files import digest, disk_error, is_file, put_in_place, scratch, why
+from dipole.core.utils.files import disk_error, file_hash, is_file, put_in_place, scratch, why
 from dipole.core.utils.plain_values import decode, encode
 from dipole.core.utils.received import parse_json
 from dipole.core.utils.seeding import rng_state, set_rng_state
@@ -50,7 +50,7 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with scratch(folder / f"step-{step:08d}{SUFFIX}") as temporary:
             write_state(temporary, state)
-            path = folder / f"step-{step:08d}.{digest(temporary)[:16]}{SUFFIX}"
+            path = folder / f"step-{step:08d}.{file_hash(temporary)[:16]}{SUFFIX}"
             put_in_place(temporary, path)
     except OSError as error:
         rest = "There is no earlier checkpoint."
@@ -86,7 +86,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if match is None:
         raise CheckpointError(f"{path} is no checkpoint of a run: its name must be step-<number>.<hash>.safetensors.")
     try:
-        if not digest(path).startswith(match[2]):
+        if not file_hash(path).startswith(match[2]):
             raise CheckpointError(
                 f"the checkpoint {path} is truncated or damaged ({path.stat().st_size} bytes do not match the hash in "
                 "its name). Delete it; --resume auto takes the one before it."

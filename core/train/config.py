@@ -269,7 +269,7 @@ class TrainConfig(Settings):
         return "test"
 
     @property
-    def curves(self) -> dict[str, schedules.Curve]:
+    def curves(self) -> dict[str, schedules.Interpolation]:
         """Return the curves of weights and options by "TERM.weight" or "TERM.OPTION"."""
         return {name: schedules.read(value) for name, value in self._scheduled.items() if name != RATE}
 
@@ -351,7 +351,7 @@ class RunConfig(Settings):
     @property
     def hash(self) -> str:
         """Twelve hex digits that name the run."""
-        return identity.digest(self.determining())
+        return identity.values_hash(self.determining())
 
     def to_toml(self, origins: Mapping[str, str] | None = None) -> str:
         """Return the complete configuration as TOML. `recipe.resolve` reads it back to an equal one.

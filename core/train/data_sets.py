@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dipole.core.train.domains import resolve
-from dipole.core.utils.download import Progress, RemoteFile, alone, fetch
+from dipole.core.utils.download import Progress, RemoteFile, fetch, file_lock
 from dipole.core.utils.errors import ConfigError, DataError, nearest
 from dipole.core.utils.files import atomic_write, replacing, why
 from dipole.core.utils.plugins import PluginError, load, points
@@ -135,7 +135,7 @@ def get(
         fetch(file, downloads, progress(file), waits)
     try:
         downloads.mkdir(parents=True, exist_ok=True)
-        with alone(downloads / ".prepare.lock", folder.exists, waits):
+        with file_lock(downloads / ".prepare.lock", folder.exists, waits):
             if is_prepared(name, folder):  # by another process
                 return
             if folder.is_dir():

@@ -49,7 +49,7 @@ class Evaluated:
     remarks: list[str] = field(default_factory=list)
 
 
-def evaluate(
+def evaluate_model(
     adapter: Adapter, objective: Composite | None, seeds: Seeds, of_pairs: Mapping[str, float] | None = None
 ) -> Evaluated:
     """Run probes and diagnostics. The training state (mode, global generators) does not change.

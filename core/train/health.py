@@ -25,7 +25,7 @@ from dipole.core.train.adapter import Adapter
 from dipole.core.train.callbacks import Callback, crossed
 from dipole.core.train.config import GRAPHED
 from dipole.core.train.evaluation import POINTS
-from dipole.core.utils.distributed import all_sum, alone, world_size
+from dipole.core.utils.distributed import all_sum, as_single_process, world_size
 from dipole.core.utils.microbatch import RngAndBuffers
 from dipole.core.utils.seeding import isolated
 
@@ -118,7 +118,7 @@ class Health(Callback):
         if type(run.adapter).diagnostic_pairs is Adapter.diagnostic_pairs:  # there are none
             return
         modules = [RngAndBuffers(module, run.device) for module in (run.adapter.module, run.objective)]
-        with alone(), isolated(run.seeds.probe), torch.enable_grad():
+        with as_single_process(), isolated(run.seeds.probe), torch.enable_grad():
             seen = run.adapter.diagnostic_pairs()
             if seen is not None:
                 pairs = all_gather_pairs(seen)

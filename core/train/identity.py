@@ -31,7 +31,7 @@ SCHEMA = 1
 _NOT_FOREIGN = {"dipole", "torch", "pydantic", "gymnasium", *sys.stdlib_module_names} - {"__main__"}
 
 
-def digest(values: Mapping[str, Any]) -> str:
+def values_hash(values: Mapping[str, Any]) -> str:
     """Return twelve hex digits: SHA-256 of the values as canonical JSON, in which 1 and 1.0 are the same number."""
     text = json.dumps(_canonical(values), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]

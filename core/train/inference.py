@@ -83,7 +83,7 @@ class Embedder(ABC):
         """
 
 
-def check_features(asked: str | None, allowed: Iterable[str]) -> str:
+def chosen_features(asked: str | None, allowed: Iterable[str]) -> str:
     """Return the requested name of features, by default the first allowed one."""
     names = list(allowed)
     if asked is not None and asked not in names:

@@ -138,7 +138,7 @@ class ObjectiveCallback(TrainerCallback, ExportableState):
             attributes["objectives"] = [str(each.objective) for each in self._found]
         values = self._values()
         if values and self._folder is not None:
-            attributes["written"] = {"file": str(self._folder / FILE), "sha256": digest(values)}
+            attributes["written"] = {"file": str(self._folder / FILE), "sha256": tensors_hash(values)}
         return {"args": {}, "attributes": attributes}
 
     def _values(self) -> dict[str, Tensor]:
@@ -169,12 +169,12 @@ class ObjectiveCallback(TrainerCallback, ExportableState):
                 f"the checkpoint of step {state.global_step} was written without the parameters of the objective "
                 f"({names}): it belongs to another loss. Start training anew, or resume with that loss."
             )
-        if digest(wanted) == written["sha256"]:
+        if tensors_hash(wanted) == written["sha256"]:
             return  # they are loaded already
         given = [Path(args.resume_from_checkpoint)] if isinstance(args.resume_from_checkpoint, str) else []
         places = [Path(written["file"]), checkpoint_folder(args, state) / FILE, *(each / FILE for each in given)]
         for place in places:
-            if place.is_file() and digest(load_file(place)) == written["sha256"]:
+            if place.is_file() and tensors_hash(load_file(place)) == written["sha256"]:
                 self._load(place)
                 return
         raise CheckpointError(
@@ -219,7 +219,7 @@ def checkpoint_folder(args: Any, state: Any) -> Path:
     return Path(args.output_dir).absolute() / f"checkpoint-{state.global_step}"
 
 
-def digest(values: dict[str, Tensor]) -> str:
+def tensors_hash(values: dict[str, Tensor]) -> str:
     """Return a hash of named tensors on any device."""
     return hashlib.sha256(save({name: value.cpu() for name, value in values.items()})).hexdigest()
 

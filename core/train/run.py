@@ -17,7 +17,7 @@ from dipole.core.objectives.objective import Outcome
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.record import RunRecord, now
 from dipole.core.train.build import build
-from dipole.core.train.callbacks import Callback, Checkpoints, Evaluation, Metrics, TermNotes, write_run_record
+from dipole.core.train.callbacks import Callback, Checkpoints, Evaluations, Metrics, TermNotes, write_run_record
 from dipole.core.train.checkpoint import capture, first_start, fitting, restore, save_checkpoint, starting_state
 from dipole.core.train.config import RunConfig
 from dipole.core.train.domains import adapter_class
@@ -194,7 +194,7 @@ class Run:
         self.metrics = Metrics(config, folder, processes.is_main, log, state)
         self.notes = TermNotes()
         every = train.in_steps(train.evaluate_every or 0, steps_per_epoch)
-        self.evaluation = Evaluation(every, train.best_by, folder)
+        self.evaluation = Evaluations(every, train.best_by, folder)
         checkpoints = Checkpoints(train.in_steps(train.checkpoint_every or 1, steps_per_epoch))
         self.health = Health(self.objective, every)
         self.callbacks: list[Callback] = [self.metrics, self.notes, self.health, self.evaluation, checkpoints]

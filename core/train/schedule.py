@@ -53,7 +53,7 @@ ALLOWED = (
 
 
 @dataclass(frozen=True)
-class Curve:
+class Interpolation:
     """Interpolation between points (when, value), constant before the first and after the last.
 
     `when` is None for the end of the run.
@@ -94,7 +94,7 @@ class Curve:
         return f"{self.shape}({first!r}, {last!r}{times})"
 
 
-def read(value: Any) -> Curve:
+def read(value: Any) -> Interpolation:
     """Return the curve of a value in [train.schedule].
 
     Raise ValueError with what is wrong with it and what is allowed.
@@ -105,10 +105,10 @@ def read(value: Any) -> Curve:
         given = {name: float(number) for name, number in times}
         if len(given) == len(times):
             points = (given.get("start", 0.0), float(found["first"])), (given.get("end"), float(found["last"]))
-            curve = Curve(found["shape"], points)
+            curve = Interpolation(found["shape"], points)
     elif isinstance(value, list | tuple) and value:
         with suppress(TypeError, ValueError):
-            curve = Curve(POINTS, tuple((float(when), float(number)) for when, number in value))
+            curve = Interpolation(POINTS, tuple((float(when), float(number)) for when, number in value))
     numbers = [number for point in curve.points for number in point if number is not None] if curve else []
     if curve is None or not all(map(math.isfinite, numbers)):
         raise ValueError(f"{str(value)[:80]!r} is no schedule. Allowed: {ALLOWED}")
@@ -181,7 +181,7 @@ def _keeps(term: Any, option: str) -> bool:
     return isinstance(value, float | int) and not isinstance(value, bool)
 
 
-def check(curves: Mapping[str, Curve], objective: Composite | None, length: float) -> list[str]:
+def check(curves: Mapping[str, Interpolation], objective: Composite | None, length: float) -> list[str]:
     """Return the problems of [train.schedule] for an objective, one line each."""
     problems = []
     for name, curve in curves.items():
@@ -193,7 +193,7 @@ def check(curves: Mapping[str, Curve], objective: Composite | None, length: floa
     return problems
 
 
-def _check_values(found: Target, curve: Curve) -> None:
+def _check_values(found: Target, curve: Interpolation) -> None:
     # Between their ends all curves are monotone, so that ranges hold if they hold at the ends.
     if found.option == WEIGHT:
         if min(curve.values) < 0:

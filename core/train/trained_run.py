@@ -10,7 +10,7 @@ from dipole.core.record import Evaluation, Number, RunRecord, library_versions, 
 from dipole.core.train.adapter import same_data
 from dipole.core.train.build import build
 from dipole.core.train.domains import adapter_class
-from dipole.core.train.evaluation import Evaluated, evaluate
+from dipole.core.train.evaluation import Evaluated, evaluate_model
 from dipole.core.train.launch import pick_device
 from dipole.core.train.model_files import keeps, load_weights
 from dipole.core.train.recipe import parse_override
@@ -85,7 +85,7 @@ def evaluate_run(
     """Evaluate the model of `load_run` and add the result to the record, unless it was measured on other data."""
     record, adapter, objective = load_run(folder, device, settings)
     try:
-        found = evaluate(adapter, objective, Seeds(record.seed))
+        found = evaluate_model(adapter, objective, Seeds(record.seed))
     except DipoleError as error:
         if adapter.kept is None or not adapter.data_fields:
             raise

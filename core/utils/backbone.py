@@ -43,7 +43,7 @@ _REASONS = {
 
 
 @dataclass(frozen=True)
-class Source:
+class NetworkSource:
     """A network: a folder, a configuration file, or a name on the Hub.
 
     `setting` is its name in a recipe. With weights=None pretrained weights are taken if there are any. `revision` is a
@@ -97,7 +97,7 @@ class Backbone:
     commit: str | None = None
     missing: tuple[str, ...] = ()
 
-    def described(self, source: Source) -> dict[str, Any]:
+    def described(self, source: NetworkSource) -> dict[str, Any]:
         """Return what determines the weights, for the record."""
         found = {
             "source": source.text,
@@ -108,7 +108,7 @@ class Backbone:
         }
         return {key: value for key, value in found.items() if value is not None}
 
-    def remarks(self, source: Source) -> list[str]:
+    def remarks(self, source: NetworkSource) -> list[str]:
         """Return notes about the weights for the user."""
         if not self.pretrained:
             return [f"{source.setting}: {type(self.model).__name__} of {source.text} starts from random weights"]
@@ -122,7 +122,7 @@ class Backbone:
         return lines
 
 
-def read_config(source: Source, takes: str) -> Any:
+def read_config(source: NetworkSource, takes: str) -> Any:
     """Return the configuration of a network that takes "pixel_values" or "input_ids".
 
     For a network that takes both (CLIP), return the part for this input. Raise ConfigError if it is missing, cannot be
@@ -135,7 +135,7 @@ def read_config(source: Source, takes: str) -> Any:
         raise source.error("there is no such folder or file")
     if path is not None and path.is_dir() and not (path / "config.json").is_file():
         raise source.error("the folder has no config.json; give one that save_pretrained wrote")
-    with _as_config_error(source), quietly():
+    with _as_config_error(source), without_transformers_output():
         config = AutoConfig.from_pretrained(str(path or source.text), trust_remote_code=False, **_revision(source))
     part = {"pixel_values": "vision_config", "input_ids": "text_config"}[takes]
     if hasattr(config, part):
@@ -149,7 +149,7 @@ def read_config(source: Source, takes: str) -> Any:
     return config
 
 
-def load(source: Source, takes: str, edit: Callable[[Any], None] | None = None) -> Backbone:
+def load(source: NetworkSource, takes: str, edit: Callable[[Any], None] | None = None) -> Backbone:
     """Build a network in single precision, with its weights or with random ones. `edit` changes its configuration.
 
     On the meta device only the configuration is read. Raise ConfigError as `read_config`, or if pretrained weights are
@@ -166,7 +166,7 @@ def load(source: Source, takes: str, edit: Callable[[Any], None] | None = None) 
         raise source.error(refused)
     network = network_class(config)
     make = getattr(network, "from_config", None) or network._from_config
-    with _as_config_error(source), quietly():
+    with _as_config_error(source), without_transformers_output():
         if not pretrained or torch.get_default_device().type == "meta":
             return Backbone(make(config, dtype=torch.float32), pretrained)
         model, loaded = network.from_pretrained(
@@ -206,7 +206,7 @@ def open_exported(folder: Path, device: torch.device) -> Any:
         raise DataError(f"{folder} cannot be loaded: {refused}.")
     options: dict[str, Any] = {"trust_remote_code": False}
     try:
-        with quietly():
+        with without_transformers_output():
             network = network_class(AutoConfig.from_pretrained(folder, **options))
             found = network.from_pretrained(folder, use_safetensors=safetensors_only(), **options)
     except Exception as error:  # transformers, safetensors and the model each raise their own
@@ -226,7 +226,7 @@ def is_random(model: nn.Module, run: Callable[[], Tensor]) -> bool:
     return bool((one - other).norm() > 1e-3 * one.norm())
 
 
-def image_processor(source: Source) -> dict[str, Any]:
+def image_processor(source: NetworkSource) -> dict[str, Any]:
     """Return the settings of a network's image processor, {} if it has none."""
     from transformers.image_processing_base import ImageProcessingMixin
 
@@ -234,7 +234,7 @@ def image_processor(source: Source) -> dict[str, Any]:
     if path is not None and not any((path / name).is_file() for name in _CONFIGS[1:]):
         return {}
     try:
-        with quietly():
+        with without_transformers_output():
             found, _ = ImageProcessingMixin.get_image_processor_dict(str(path or source.text), **_revision(source))
     except OSError as error:
         if path is None and not any(type(each).__name__ in _REASONS for each in _causes(error)):
@@ -245,25 +245,25 @@ def image_processor(source: Source) -> dict[str, Any]:
     return dict(found)
 
 
-def tokenizer(source: Source) -> Any:
+def tokenizer(source: NetworkSource) -> Any:
     """Return the tokenizer of a network. Raise ConfigError if it has none, or it cannot be read."""
     from transformers import AutoTokenizer
 
     path = source.path
     if path is not None and not any((path / name).is_file() for name in TOKENIZERS):
         raise source.error("there is no tokenizer beside it; write one there with tokenizer.save_pretrained")
-    with _as_config_error(source), quietly():
+    with _as_config_error(source), without_transformers_output():
         return AutoTokenizer.from_pretrained(str(path or source.text), trust_remote_code=False, **_revision(source))
 
 
-def tokenizer_content(source: Source) -> str | None:
+def tokenizer_content(source: NetworkSource) -> str | None:
     """Return a hash of the tokenizer's files in a folder, or None for a name on the Hub."""
     if source.path is None:
         return None
     return _hash_of_files([source.path / name for name in TOKENIZERS if (source.path / name).is_file()])
 
 
-def _revision(source: Source) -> dict[str, str]:
+def _revision(source: NetworkSource) -> dict[str, str]:
     return {} if source.revision is None else {"revision": source.revision}
 
 
@@ -277,7 +277,7 @@ def _first_input(config: Any) -> str:
 
 
 @contextmanager
-def _as_config_error(source: Source) -> Iterator[None]:
+def _as_config_error(source: NetworkSource) -> Iterator[None]:
     """Turn errors of the library into a ConfigError."""
     try:
         yield
@@ -314,7 +314,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
+def without_transformers_output() -> Iterator[None]:
     """Switch off progress bars and reports of transformers. `Backbone.remarks` has what matters."""
     from transformers.utils import logging as library
 

@@ -24,17 +24,17 @@ _cpu_groups: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 
 
 def world_size() -> int:
-    """Return the number of ranks, 1 outside distributed runs and inside `alone`."""
+    """Return the number of ranks, 1 outside distributed runs and inside `as_single_process`."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() and not _alone else 1
 
 
 def rank() -> int:
-    """Return the number of this rank, 0 outside distributed runs and inside `alone`."""
+    """Return the number of this rank, 0 outside distributed runs and inside `as_single_process`."""
     return dist.get_rank() if world_size() > 1 else 0
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def as_single_process() -> Iterator[None]:
     """Compute as a single process, while the other ranks wait (evaluation)."""
     global _alone
     before, _alone = _alone, True

@@ -17,7 +17,7 @@ from urllib.request import Request, urlopen
 from filelock import FileLock, Timeout
 
 from dipole.core.utils.errors import DataError
-from dipole.core.utils.files import NO_LOCKS, digest, sync_folder, why
+from dipole.core.utils.files import NO_LOCKS, file_hash, sync_folder, why
 from dipole.core.utils.text import shortened
 
 BASE = "DIPOLE_DATA_URL"  # replaces everything in a URL before the file's name
@@ -71,7 +71,7 @@ def fetch(
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.part")
-        with alone(path.with_name(f"{path.name}.lock"), lambda: not part.exists(), waits):
+        with file_lock(path.with_name(f"{path.name}.lock"), lambda: not part.exists(), waits):
             if path.is_file():  # fetched by another process
                 _check(file, path)
                 return path
@@ -86,7 +86,7 @@ def fetch(
 
 
 @contextmanager
-def alone(path: Path, is_done: Callable[[], bool], waits: Callable[[], None]) -> Iterator[None]:
+def file_lock(path: Path, is_done: Callable[[], bool], waits: Callable[[], None]) -> Iterator[None]:
     """Hold a lock file during the block, where the file system has locks, and wait for a process that holds it.
 
     A process that waited for a removed lock file does not exclude those that come later. So the file is removed only
@@ -219,7 +219,7 @@ def _check(file: RemoteFile, path: Path) -> None:
         problem = "0 bytes"
     elif file.checksum is not None:
         kind, _, published = file.checksum.partition(":")
-        found = digest(path, kind)
+        found = file_hash(path, kind)
         if found != published.lower():
             problem = f"{kind} {found}; the published one is {published}"
     if problem:

@@ -135,7 +135,7 @@ def scratch(path: Path) -> Iterator[Path]:
             _remove(temporary)
 
 
-def digest(path: Path, kind: str = "sha256") -> str:
+def file_hash(path: Path, kind: str = "sha256") -> str:
     """Return the checksum of a file in hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, kind).hexdigest()

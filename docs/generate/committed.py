@@ -13,7 +13,7 @@ from dipole.benchmarks.report.chart import Chart
 from dipole.benchmarks.report.contents import Report, Section
 from dipole.benchmarks.report.drawing import light, to_svg, with_colours
 from dipole.benchmarks.report.html import to_pages
-from dipole.benchmarks.report.table import Cell, ReportTable, plain, to_markdown
+from dipole.benchmarks.report.table import Cell, ReportTable, escaped, to_markdown
 from dipole.benchmarks.report.tables import results_table
 from dipole.benchmarks.report.write import make_report
 from dipole.benchmarks.results_file import SHIPPED
@@ -42,7 +42,7 @@ def ranking(suite: str) -> str:
     """
     section = next(each for each in report().sections if each.id == suite)
     shown = [found for found in section.tables if found.name.endswith(SHOWN[:2])]
-    return "\n\n".join(part for found in shown for part in (plain(found.note), *narrow(found)))
+    return "\n\n".join(part for found in shown for part in (escaped(found.note), *narrow(found)))
 
 
 def narrow(table: ReportTable) -> list[str]:
@@ -110,10 +110,10 @@ def suite_files(section: Section) -> Iterator[tuple[str, str | bytes]]:
     for number, picture in enumerate(drawn):
         name = f"{section.id}-{number}.svg"
         yield name, svg(picture.chart)
-        parts += [f"![{plain(picture.chart.title)}]({name})", plain(picture.caption)]
+        parts += [f"![{escaped(picture.chart.title)}]({name})", escaped(picture.caption)]
     for table in section.tables:
         if table.name.endswith(SHOWN):
-            parts += [f"## {plain(table.title)}", plain(table.note), *narrow(table)]
+            parts += [f"## {escaped(table.title)}", escaped(table.note), *narrow(table)]
     parts.append(f"[The report](../../{FOLDER}/{section.id}.html) has every run, chart and command of this suite.")
     yield f"{section.id}.md", "\n\n".join(part for part in parts if part) + "\n"
 
@@ -134,7 +134,7 @@ def pages() -> list[Section]:
 
 def _linked(cell: Cell, shown: Collection[str]) -> str:
     """Return a cell as Markdown, with a link to its suite's page or to the report."""
-    text = f"{plain(cell.text)}<br>{plain(cell.sub)}" if cell.sub else plain(cell.text)
+    text = f"{escaped(cell.text)}<br>{escaped(cell.sub)}" if cell.sub else escaped(cell.text)
     if not cell.link:
         return text
     return f"[{text}](suites/{cell.link}.md)" if cell.link in shown else f"[{text}](../{FOLDER}/{cell.link}.html)"

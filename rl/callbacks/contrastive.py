@@ -28,7 +28,7 @@ from dipole.core.utils.memory import check_fits
 from dipole.core.utils.modes import in_mode
 from dipole.core.utils.seeding import isolated
 from dipole.core.utils.transfer import to_device
-from dipole.rl.arguments import check_number, check_whole
+from dipole.rl.arguments import check_integers, check_number
 from dipole.rl.augmentation import SHIFT, shift
 from dipole.rl.contrast import given_composite, largest, require_unlabelled, rollouts_left, twins
 from dipole.rl.envs.running.normalized import require_stored_as_seen
@@ -106,8 +106,8 @@ class ContrastiveCallback(BaseCallback):
         tau: float = 0.05,
     ) -> None:
         super().__init__()
-        check_whole(updates=updates)
-        check_whole(2, batch_size=batch_size)
+        check_integers(updates=updates)
+        check_integers(2, batch_size=batch_size)
         check_number(0, math.inf, learning_rate=learning_rate)
         check_number(0, 1, tau=tau)
         if not callable(augmentation):

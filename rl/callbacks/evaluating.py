@@ -17,8 +17,8 @@ from dipole.core.evaluation import diagnostics
 from dipole.core.train.evaluation import diagnose_objective, diagnose_pairs
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.files import check_own
-from dipole.rl.arguments import check_seed, check_whole
-from dipole.rl.episodes.history import Evaluation, read_evaluations, scores
+from dipole.rl.arguments import check_integers, check_seed
+from dipole.rl.episodes.history import EpisodeReturns, read_evaluations, scores
 from dipole.rl.episodes.pictures import write_video
 from dipole.rl.episodes.play import check_environment, evaluate
 from dipole.rl.pixel_agent import PixelAgent
@@ -63,15 +63,15 @@ class EvaluationCallback(BaseCallback):
     ) -> None:
         super().__init__()
         check_environment(env)
-        check_whole(every=every, episodes=episodes)
-        check_whole(0, video_every=video_every)
+        check_integers(every=every, episodes=episodes)
+        check_integers(0, video_every=video_every)
         if video_every and folder is None:
             raise ConfigError("video_every needs a folder to write into.")
         self.env, self.every, self.episodes = env, every, episodes
         self.video_every, self.diagnose = video_every, diagnose
         self.folder = None if folder is None else Path(folder)
         self.seed = check_seed(seed)
-        self.history: list[Evaluation] = []
+        self.history: list[EpisodeReturns] = []
 
     @property
     def environment_steps(self) -> int:
@@ -110,7 +110,7 @@ class EvaluationCallback(BaseCallback):
         is_shown = self.video_every and len(self.history) % self.video_every == 0
         frames: list[NDArray[np.uint8]] | None = [] if is_shown else None
         returns = evaluate(self.model, self.env, self.episodes, self.seed, frames)
-        found = Evaluation(
+        found = EpisodeReturns(
             self.environment_steps, self.model.num_timesteps, tuple(returns), round(time.monotonic() - began, 2)
         )
         self.history.append(found)

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from dipole.core.utils.errors import ConfigError
-from dipole.rl.arguments import check_seed, check_whole
+from dipole.rl.arguments import check_integers, check_seed
 from dipole.rl.envs.observed import StackedEnv
 from dipole.rl.envs.registry import environment
 from dipole.rl.envs.suite import tasks
@@ -87,7 +87,7 @@ class ControlEnv(StackedEnv):
         domain, name = tasks.split(task)
         super().__init__(size, frame_stack, render_mode, inputs, render_size)
         if action_repeat is not None:
-            check_whole(action_repeat=action_repeat)
+            check_integers(action_repeat=action_repeat)
         seed = check_seed(seed)
         if rendering not in ("paper", "fast"):
             raise ConfigError(f"rendering must be 'paper' or 'fast', got {rendering!r}.")

@@ -10,7 +10,7 @@ from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
 from dipole.core.utils.errors import ConfigError, nearest
-from dipole.rl.arguments import check_whole
+from dipole.rl.arguments import check_integers
 
 INPUTS = ("pixels", "state", "both")
 
@@ -23,7 +23,7 @@ class StackedEnv(gymnasium.Env[Any, Any]):
     ) -> None:
         self.size, self.frame_stack, self.render_mode, self.inputs = size, frame_stack, render_mode, inputs
         self.render_size = size if render_size is None else render_size
-        check_whole(size=size, frame_stack=frame_stack, render_size=self.render_size)
+        check_integers(size=size, frame_stack=frame_stack, render_size=self.render_size)
         if inputs not in INPUTS:
             near = nearest(str(inputs), INPUTS)
             raise ConfigError(f"inputs must be {', '.join(map(repr, INPUTS))}, got {inputs!r}.{near}")

@@ -10,7 +10,7 @@ import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from dipole.core.utils.errors import TrainingError
-from dipole.rl.arguments import check_seed, check_whole
+from dipole.rl.arguments import check_integers, check_seed
 from dipole.rl.envs.running.faults import PATIENCE, fault_message
 from dipole.rl.envs.running.validate import rows_of
 from dipole.rl.envs.running.workers import WorkerVecEnv
@@ -36,7 +36,7 @@ def evaluate_each(
     An environment must forget what was before its `reset(seed=...)`. Wrappers with running means do not. The arguments
     are those of `evaluate`, and `observations` are collected in the order of the episodes.
     """
-    check_whole(episodes=episodes)
+    check_integers(episodes=episodes)
     seed = check_seed(seed) or 0
     if not isinstance(env, WorkerVecEnv):
         returns: list[float] = []

@@ -12,7 +12,7 @@ from stable_baselines3.common.preprocessing import is_image_space, is_image_spac
 from stable_baselines3.common.vec_env import VecEnv, VecTransposeImage
 
 from dipole.core.utils.errors import ConfigError, TrainingError
-from dipole.rl.arguments import check_whole
+from dipole.rl.arguments import check_integers
 from dipole.rl.envs.running.faults import PATIENCE, fault_message, guarded
 from dipole.rl.envs.running.validate import rendered, validate
 from dipole.rl.inputs import part_of, taken
@@ -47,7 +47,7 @@ def evaluate(
         TrainingError: if five episodes in a row end in a fault.
     """
     check_environment(env)
-    check_whole(episodes=episodes)
+    check_integers(episodes=episodes)
     see = seeing(agent, env.observation_space)
     env = guarded(env)
     returns: list[float] = []

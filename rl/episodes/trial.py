@@ -17,7 +17,7 @@ from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.seeding import isolated
 from dipole.core.utils.text import counted
 from dipole.rl.algorithms import open_agent
-from dipole.rl.arguments import check_seed, check_whole
+from dipole.rl.arguments import check_integers, check_seed
 from dipole.rl.envs.registry import find
 from dipole.rl.episodes.pictures import require_format, write_video
 from dipole.rl.episodes.play import evaluate
@@ -71,12 +71,12 @@ def trial(
     The arguments are the options of `dipole play`. Raise ConfigError for an argument out of range, or a task that does
     not fit, CheckpointError for a damaged agent.
     """
-    check_whole(episodes=episodes)
+    check_integers(episodes=episodes)
     check_seed(seed)
     if video is not None:
         require_format(video)
     if size is not None:
-        check_whole(size=size)
+        check_integers(size=size)
         if size > _LARGEST:
             raise ConfigError(f"size must be at most {_LARGEST} pixels, got {size}.")
         if video is None:

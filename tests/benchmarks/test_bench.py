@@ -18,7 +18,7 @@ from dipole.benchmarks import commands
 from dipole.benchmarks.report.table import Cell, ReportTable
 from dipole.benchmarks.run import bench
 from dipole.benchmarks.run import engine as engines
-from dipole.benchmarks.run.engine import Task, environment_for, log_of, run_worker
+from dipole.benchmarks.run.engine import EngineTask, environment_for, log_of, run_worker
 from dipole.benchmarks.run.job_lock import locked
 from dipole.benchmarks.run.local_engine import LocalEngine, PoolEngine, visible_gpus
 from dipole.benchmarks.run.terminal import print_table
@@ -172,7 +172,7 @@ def test_an_attempt_of_another_runner_is_no_reason_and_is_waited_for(tmp_path):
     log.write_text(before + ours + after)
     assert engines._reason(1, log, len(before)) == "exit code 1: ours"
     assert engines._reason(-9, log, len(before + ours)) == "killed by signal 9"
-    task = Task("a" * 12, "one", ["train", "digits-simclr"])
+    task = EngineTask("a" * 12, "one", ["train", "digits-simclr"])
     with locked(tmp_path / BENCH / "claims", task.hash):
         assert run_worker(task, tmp_path, environment_for(1)) is None
         assert not log_of(task, tmp_path).exists()
@@ -182,7 +182,7 @@ def test_an_attempt_of_another_runner_is_no_reason_and_is_waited_for(tmp_path):
 def test_a_folder_that_takes_no_log_fails_the_job_and_not_the_suite(tmp_path, engine):
     (tmp_path / BENCH).mkdir()
     (tmp_path / BENCH / "logs").write_text("a file stands here")
-    found = list(engine.run([Task("a" * 12, "one", []), Task("b" * 12, "other", [])], tmp_path))
+    found = list(engine.run([EngineTask("a" * 12, "one", []), EngineTask("b" * 12, "other", [])], tmp_path))
     assert [result.status for result in found] == ["failed", "failed"]
     assert "A file is in the place of a folder" in found[0].message
 
@@ -227,7 +227,7 @@ def test_workers_have_their_threads_and_gpus(monkeypatch, tmp_path, asked, threa
     two = LocalEngine(gpus=["0", "1"])
     assert (two.slots, two.threads) == (2, 3 if asked == "3" else max(1, processors() // 2))
     with pytest.raises(ConfigError, match="needs 3 GPUs, 2 are visible"):
-        list(two.run([Task("h", "big", ["train"], processes=3)], tmp_path))
+        list(two.run([EngineTask("h", "big", ["train"], processes=3)], tmp_path))
     environment = environment_for(3, "1")
     assert (environment["CUDA_VISIBLE_DEVICES"], environment["OMP_NUM_THREADS"]) == ("1", "3")
     for visible, found in (("2,GPU-7", ["2", "GPU-7"]), ("", [])):

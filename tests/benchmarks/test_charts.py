@@ -16,7 +16,7 @@ from dipole.benchmarks.report import charts, contents, drawing
 from dipole.benchmarks.report.chart import NARROW, short
 from dipole.benchmarks.report.charts import pictures
 from dipole.benchmarks.report.curve_charts import Line, doubles, equal_scales, histogram, line_chart, scatter_chart
-from dipole.benchmarks.report.row_charts import Estimate, Tile, heat_map, interval_chart, rank_chart
+from dipole.benchmarks.report.row_charts import ChartRow, Tile, heat_map, interval_chart, rank_chart
 from dipole.benchmarks.report.table import Cell, ReportTable, to_csv, to_latex, to_markdown
 from dipole.benchmarks.report.training_charts import Group, mean_line, paths
 from dipole.benchmarks.report.write import make_report, write_report
@@ -32,8 +32,8 @@ ONE_OF_EACH = [
     line_chart("lines", "step", "value", LINES),
     histogram("histogram", "x", "y", [0.0, 0.5, 1.0], {"s": [2.0, 0.0]}),
     scatter_chart("scatter", "x", "y", {"p": [(0, 0), (3, 1)], "q": [(1, nan)]}),
-    interval_chart("intervals", "x", [Estimate("one", 1.0, 0.5, 1.5, (0.9, 1.1))], 0.5),
-    interval_chart("forest", "x", [Estimate("r", 1, nan, nan, source=s) for s in ("printed", "ours")], None),
+    interval_chart("intervals", "x", [ChartRow("one", 1.0, 0.5, 1.5, (0.9, 1.1))], 0.5),
+    interval_chart("forest", "x", [ChartRow("r", 1, nan, nan, source=s) for s in ("printed", "ours")], None),
     rank_chart("ranks", "mean rank", [("a", 1.2), ("b", 1.8)], [(0, 1)], 0.9),
     heat_map("map", "x", "y", [Tile("r", "c", 1.0, "1.0"), Tile("r", "d", -1.0, "-1")], "v", 0.0),
     heat_map("levels", "x", "y", [Tile("r", "c", 1.0), Tile("q", "c", 2.0)], "v"),
@@ -65,7 +65,7 @@ def test_charts_of_little_or_nothing(values):
     assert (chart is not None) == any(v == v for v in values)
     if chart is not None:
         assert "NaN" not in drawing.to_svg(chart.spec)
-    intervals = interval_chart("t", "x", [Estimate("a", v, nan, nan) for v in values])
+    intervals = interval_chart("t", "x", [ChartRow("a", v, nan, nan) for v in values])
     assert (intervals is not None) == any(v == v for v in values)
 
 
@@ -88,7 +88,7 @@ def test_missing_values_interrupt_lines_and_intervals_show_their_reference():
     long = line_chart("t", "x", "y", [Line("l", range(40), [nan if i in (16, 18) else 1.0 for i in range(40)])])
     assert {row["x"] for row in long.rows if row["marker"]} == {*range(0, 40, 4), 17, 39}
     # One estimate of 0.75 against one half: the line at one half is inside the picture, left of the marker.
-    chart = interval_chart("t", "x", [Estimate("a", 0.75, nan, nan)], reference=0.5)
+    chart = interval_chart("t", "x", [ChartRow("a", 0.75, nan, nan)], reference=0.5)
     svg = drawing.to_svg({**chart.spec, "width": 300})
     (rule,) = re.findall(r'<line[^>]*translate\(([0-9.]+),0\)"[^>]*stroke="var\(--soft\)" stroke-width="1.5"', svg)
     (marker,) = re.findall(r'<path[^>]*translate\(([0-9.]+),[^>]*fill="var\(--c0\)"', svg)
@@ -105,7 +105,7 @@ def test_doubling_values_get_a_logarithmic_axis():
     at = [float(x) for x in re.findall(r'<path[^>]*translate\(([0-9.]+),[^>]*fill="var\(--c0\)"', svg)]
     width = NARROW[0]
     assert at == pytest.approx([0, width / 3, 2 * width / 3, width], abs=0.01)
-    rows = [Estimate(name, value, nan, nan) for name, value in (("fast", 1.0), ("slow", 100.0))]
+    rows = [ChartRow(name, value, nan, nan) for name, value in (("fast", 1.0), ("slow", 100.0))]
     for reference, kinds in ((None, {"log"}), (0.0, {None})):
         layers = interval_chart("t", "s", rows, reference).spec["layer"]
         assert {layer["encoding"]["x"]["scale"].get("type") for layer in layers} == kinds
@@ -276,7 +276,7 @@ def test_names_of_rows_are_not_clipped_in_a_wider_font(letter, kind):
     image_font = pytest.importorskip("PIL.ImageFont")
     labels = [letter * 24, f"{letter * 5} {letter * 6} {letter * 5}", "short"]
     chart = {
-        "intervals": lambda: interval_chart("t", "x", [Estimate(each, 1.0, 0.5, 1.5) for each in labels]),
+        "intervals": lambda: interval_chart("t", "x", [ChartRow(each, 1.0, 0.5, 1.5) for each in labels]),
         "ranks": lambda: rank_chart("t", "x", [(each, i + 1.0) for i, each in enumerate(labels)], [(0, 1)], 1.5),
         "map": lambda: heat_map("t", "x", "y", [Tile(each, "c", 1.0) for each in labels], "value"),
     }[kind]()

@@ -366,7 +366,9 @@ def test_a_printed_number_is_judged_by_its_margin_on_both_sides(shift, verdict):
     generator = np.random.default_rng(0)
     noise = generator.normal(size=6)
     ours = 75 + shift + 0.3 * (noise - noise.mean()) / noise.std(ddof=1)
-    found = printed_numbers.compare(published.PrintedCell(75.0, 0.2), 5, summarize(ours.tolist()), "accuracy %", True)
+    found = printed_numbers.compare_printed(
+        published.PrintedCell(75.0, 0.2), 5, summarize(ours.tolist()), "accuracy %", True
+    )
     parts = np.array([0.3**2 / 6, 0.2**2 / 5])
     df = parts.sum() ** 2 / (parts**2 / [5, 4]).sum()
     half = stats.t.ppf(0.975, df) * np.sqrt(parts.sum())

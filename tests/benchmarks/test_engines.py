@@ -16,7 +16,7 @@ import pytest
 
 from dipole.benchmarks.run import job_lock
 from dipole.benchmarks.run.bench import make_engine
-from dipole.benchmarks.run.engine import Task, log_of
+from dipole.benchmarks.run.engine import EngineTask, log_of
 from dipole.benchmarks.run.job_lock import TakenError, is_held, locked
 from dipole.benchmarks.run.local_engine import LocalEngine, PoolEngine
 from dipole.benchmarks.run.ray_engine import RayEngine, on_node, pack, unpack
@@ -36,7 +36,7 @@ SHORT += ["toy.points=64", "toy.test_points=40"]
 def task(seed, steps=2, *more):
     settings = [*SHORT, f"seed={seed}", f"train.steps={steps}", *more]
     command = ["train", "gaussian-classes", *(part for text in settings for part in ("--set", text))]
-    return Task(load_recipe("gaussian-classes", settings).config.hash, f"seed {seed}", command)
+    return EngineTask(load_recipe("gaussian-classes", settings).config.hash, f"seed {seed}", command)
 
 
 def run(engine, tasks, runs):

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from dipole.benchmarks.soak.__main__ import BrokenError, Soak, differences, left_behind
 from dipole.benchmarks.speed import gpu, subjects
-from dipole.benchmarks.speed.subjects import Case
+from dipole.benchmarks.speed.subjects import TimedLoss
 from dipole.benchmarks.speed.timing import Results, floor, interleaved, time_and_memory
 
 CPU = torch.device("cpu")
@@ -29,11 +29,11 @@ def test_rounds_floors_and_inputs_of_measurements():
     found = interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 2)
     assert calls == ["a", "b"] * 3
     assert set(found) == {"a", "b"}
-    names = subjects.subjects(Case("infonce", 64, 16, "bf16"), CPU)
+    names = subjects.subjects(TimedLoss("infonce", 64, 16, "bf16"), CPU)
     for module, name in (("lightly", "lightly"), ("siglip_kernel", "siglip"), ("pytorch_metric_learning", "metric")):
         assert any(name in each for each in names) == bool(find_spec(module))
-    assert not any("dense" in name for name in subjects.subjects(Case("infonce + cllr", 64, 16, "bf16"), CPU))
-    case, generator = Case("infonce", 64, 16, "bf16"), torch.Generator()
+    assert not any("dense" in name for name in subjects.subjects(TimedLoss("infonce + cllr", 64, 16, "bf16"), CPU))
+    case, generator = TimedLoss("infonce", 64, 16, "bf16"), torch.Generator()
     assert [len(view) for view in case.embeddings(CPU, generator, "siglip-kernel")] == [64, 64]
     assert [len(view) for view in case.embeddings(CPU, generator, "dipole")] == [32, 32]
 
@@ -49,7 +49,7 @@ def test_results_of_another_setting_are_dropped(tmp_path):
 
 @pytest.mark.parametrize("loss", subjects.DENSE)
 def test_plain_pytorch_and_dipole_compute_the_same_loss(loss):
-    case = Case(loss, 40, 12)
+    case = TimedLoss(loss, 40, 12)
     views = case.embeddings(CPU, torch.Generator().manual_seed(0))
     ours, plain = (subjects.BUILD[name](case, CPU)(views) for name in ("dipole", "dense PyTorch"))
     torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
@@ -110,7 +110,7 @@ def test_an_error_of_a_library_is_its_result(tmp_path, monkeypatch):
 
     monkeypatch.setitem(subjects.BUILD, "a", full)
     monkeypatch.setitem(subjects.BUILD, "b", lambda case, device: lambda views: views[0].no_such_thing)
-    case = Case("infonce", 64, 16, "float32")
+    case = TimedLoss("infonce", 64, 16, "float32")
     report = gpu.measure([(case, name) for name in "ab"], CPU, 1.0, tmp_path / "out.json")
     assert report["losses"][0]["error"] == "out of memory"
     assert report["losses"][1]["error"].startswith("AttributeError: ")

@@ -13,10 +13,10 @@ from scipy import stats
 from dipole import Pairs, benchmarks, objective
 from dipole.benchmarks.studies import learning_everywhere
 from dipole.benchmarks.studies import polarization as study
-from dipole.benchmarks.studies.learning_everywhere import LAYOUTS, Trial
+from dipole.benchmarks.studies.learning_everywhere import LAYOUTS, StudyTrial
 from dipole.benchmarks.suite import read_suite
 from dipole.core.objectives.gather import all_gather_pairs
-from dipole.core.train.evaluation import diagnose_pairs, evaluate
+from dipole.core.train.evaluation import diagnose_pairs, evaluate_model
 from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import build, train
 from dipole.core.train.run_folder import RunFolder
@@ -60,7 +60,7 @@ QUICK = [("window", "align_uniform")]  # it used to end at two opposite points
     ("layout", "name"), [*QUICK, *(pytest.param(*cell, marks=pytest.mark.slow) for cell in CELLS if cell not in QUICK)]
 )
 def test_every_objective_learns_in_every_layout_or_is_refused(tmp_path, layout, name):
-    trial = learning_everywhere.Trial(layout, 0, tmp_path)
+    trial = learning_everywhere.StudyTrial(layout, 0, tmp_path)
     if (layout, name) in learning_everywhere.REFUSED:
         with pytest.raises(DipoleError, match=learning_everywhere.REFUSED[layout, name]):
             trial.train(learning_everywhere.text_of(layout, name))
@@ -91,9 +91,9 @@ POLARIZATION_KEPT, MADE = study.kept(Path(study.__file__).parents[1] / "results"
 
 
 def test_pull_is_a_ratio_and_every_setting_has_five_seeds(tmp_path):
-    trial, found = Trial(replace(LAYOUTS["simclr"], steps=2, batch_size=16), 0, tmp_path), {}
+    trial, found = StudyTrial(replace(LAYOUTS["simclr"], steps=2, batch_size=16), 0, tmp_path), {}
     for name, setting in {
-        "sum": study.Setting(), "mean": study.Setting(reduction="mean"), "ten times": study.Setting(weight=1.0)
+        "sum": study.DpSetting(), "mean": study.DpSetting(reduction="mean"), "ten times": study.DpSetting(weight=1.0)
     }.items():  # fmt: skip
         found[name] = study.measure(trial, setting)["first pull"]
     assert found["ten times"] == pytest.approx(10 * found["sum"], rel=1e-3)
@@ -115,7 +115,7 @@ def test_pull_against_differences():
         turned = [c * points[:, 0] - s * points[:, 1], s * points[:, 0] + c * points[:, 1], points[:, 2]]
         return Pairs.cross(torch.stack(turned, 1), others)
 
-    setting, step = study.Setting(), 1e-6
+    setting, step = study.DpSetting(), 1e-6
     slopes = []
     for text in ("infonce", setting.term):
         angles = torch.tensor([0.4 + step, 0.4 - step], dtype=torch.float64)
@@ -143,7 +143,7 @@ def test_each_setting_is_compared_with_infonce_of_its_seeds_and_batch():
 
 
 def first_pull(domain, **setting):
-    return fmean(cell["first pull"] for cell in POLARIZATION_KEPT[domain][study.Setting(**setting).key].values())
+    return fmean(cell["first pull"] for cell in POLARIZATION_KEPT[domain][study.DpSetting(**setting).key].values())
 
 
 def test_what_the_page_says_stands_in_the_numbers():
@@ -152,10 +152,10 @@ def test_what_the_page_says_stands_in_the_numbers():
         for d in POLARIZATION_KEPT
     }
     assert all(difference < 0 for found in sure.values() for difference in found.values())
-    assert study.Setting(weight=0.3).key in sure["text"]
+    assert study.DpSetting(weight=0.3).key in sure["text"]
     for domain in ("cifar10", "vision"):
-        assert study.Setting(batch=256).key in sure[domain]
-        assert study.Setting(weight=0.3).key in sure[domain]
+        assert study.DpSetting(batch=256).key in sure[domain]
+        assert study.DpSetting(weight=0.3).key in sure[domain]
     for domain in POLARIZATION_KEPT:  # the pull grows with the batch; of a mean it does not
         assert first_pull(domain, batch=256) > 15 * first_pull(domain, batch=16)
         assert first_pull(domain, batch=256, reduction="mean") < 4 * first_pull(domain, batch=16, reduction="mean")
@@ -184,7 +184,7 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """Domain -> what `evaluate` says, the test embeddings, and the batch that the entropy is of."""
+    """Domain -> what `evaluate_model` says, the test embeddings, and the batch that the entropy is of."""
     found = {}
     for domain, (recipe, settings) in SMALL.items():
         config = load_recipe(recipe, ["objective=infonce", "device=cpu", *settings]).config
@@ -195,7 +195,7 @@ def measured(tmp_path_factory):
         with torch.no_grad():
             (pairs,) = all_gather_pairs(adapter.embed(next(iter(adapter.batches(0))))).local_pairs
         seeds = Seeds(config.seed)
-        evaluated = evaluate(adapter, objective, seeds, diagnose_pairs((pairs,), objective))
+        evaluated = evaluate_model(adapter, objective, seeds, diagnose_pairs((pairs,), objective))
         adapter.module.eval()
         found[domain] = evaluated, adapter.features("test")[0].detach().float().numpy(), pairs
     return found

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from dipole.benchmarks.report.write import make_report
-from dipole.benchmarks.run.engine import Task
+from dipole.benchmarks.run.engine import EngineTask
 from dipole.benchmarks.run.local_engine import LocalEngine
 from dipole.benchmarks.run.worker import ask_to_stop
 from dipole.benchmarks.suite import Job
@@ -154,7 +154,7 @@ def test_a_run_that_is_asked_to_stop_saves_and_ends(tmp_path):
 
     with ThreadPoolExecutor(1) as pool:
         pool.submit(stop_soon)
-        (result,) = LocalEngine(1, 1, []).run([Task(job.hash, "one", job.command)], tmp_path)
+        (result,) = LocalEngine(1, 1, []).run([EngineTask(job.hash, "one", job.command)], tmp_path)
     assert result.status == "failed"
     record = read_record(tmp_path / job.hash / "record.json")
     assert record.status == "interrupted"

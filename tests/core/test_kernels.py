@@ -21,7 +21,7 @@ from dipole import Between, Count, Extreme, LogSumExp, Pairs, SoftmaxMean, Softp
 from dipole.core.conformance.kit import all_subjects, check_objective
 from dipole.core.objectives import engine
 from dipole.core.objectives.engine import row_statistics
-from dipole.core.objectives.tiles import Problem
+from dipole.core.objectives.tiles import MatrixPass
 from tests.core.test_engines import check_rows_without_negatives
 from tests.kernel_processes import INTERPRETED, compiling_for, needs_triton, process, resources
 
@@ -341,7 +341,7 @@ def test_the_self_check_passes_on_another_default_device_and_few_anchors_split_t
     from dipole.core.objectives.kernels.fused import Launcher, Operand
 
     x, y, excluded, *_ = matrices("queue")
-    problem = Problem(x, y, excluded, False, (), (), ())
+    problem = MatrixPass(x, y, excluded, False, (), (), ())
     assert Launcher(problem, Operand(x), Operand(y), excluded.int())._splits()[0] == 3
     x, own = unit(6, 9, 0), torch.arange(6).unsqueeze(1)
     engine._verdicts.clear()
@@ -359,7 +359,7 @@ def compiled_for(architecture, x, lengths, listed, symmetric, statistics, runnin
     from dipole.core.objectives.statistics import part_count
 
     side, lists = Operand(x, lengths), torch.zeros(len(x), listed, dtype=torch.int32)
-    problem = Problem(x, x, lists, symmetric, statistics, running, extremes)
+    problem = MatrixPass(x, x, lists, symmetric, statistics, running, extremes)
     launcher = Launcher(problem, side, side, lists)
     with compiling_for(architecture) as built:
         launcher.sums()

@@ -25,7 +25,7 @@ from dipole.core.train import trackers
 from dipole.core.train.card import Card, check_push, push, set_licence, write_card
 from dipole.core.train.run import RunInterruptedError
 from dipole.core.utils import progress
-from dipole.core.utils.backbone import Source, load
+from dipole.core.utils.backbone import NetworkSource, load
 from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.core.utils.freezing import fix_unused, freeze, layers
 from dipole.core.utils.progress import Progress, duration
@@ -395,11 +395,11 @@ def test_what_the_hub_refuses(hub_at, name):
     with serving(Hub) as address:
         hub_at(address)
         with pytest.raises(ConfigError, match=ANSWERS[name][2]) as error:
-            load(Source(f"{name}/model", "text.transformer"), "input_ids")
+            load(NetworkSource(f"{name}/model", "text.transformer"), "input_ids")
     assert str(error.value).startswith(f"text.transformer: '{name}/model' cannot be loaded: ")
     assert "\n" not in str(error.value)
     hub_at("http://127.0.0.1:9", offline=True)
-    fails(ConfigError, "not in the cache", load, Source("nobody/model", "text.transformer"), "input_ids")
+    fails(ConfigError, "not in the cache", load, NetworkSource("nobody/model", "text.transformer"), "input_ids")
 
 
 class Numbered(nn.Module):

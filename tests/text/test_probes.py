@@ -13,7 +13,7 @@ from dipole.core.evaluation.logistic import solve_subsets
 from dipole.core.utils.errors import OptionError
 from dipole.text.encode import halves_normalised
 from dipole.text.senteval.probe import classify
-from dipole.text.senteval.protocols import Settings, check_device
+from dipole.text.senteval.protocols import ProbeSettings, check_device
 from dipole.text.senteval.tasks import Split, Task
 from dipole.text.senteval.torch_classifier import Classifier, Fit, fit_all
 from tests.elsewhere import ELSEWHERE, elsewhere
@@ -200,19 +200,19 @@ def test_senteval_sklearn_and_fast_follow_the_nested_protocol():
     task, x = toy_task()
     y = np.array(task.splits["all"].labels)
     grid = [2.0**t for t in range(-2, 4)]
-    found = classify(task, task.splits, x, Settings("senteval-sklearn", 5))
+    found = classify(task, task.splits, x, ProbeSettings("senteval-sklearn", 5))
     assert (found.dev, found.test) == sklearn_nested(x["all"], y, 5, grid)
-    fast = classify(task, task.splits, x, Settings("fast", 5))
+    fast = classify(task, task.splits, x, ProbeSettings("fast", 5))
     exact = sklearn_nested(x["all"], y, 5, grid, tol=1e-8, max_iter=5000)
     assert fast.test == pytest.approx(exact[1], abs=0.1)
     assert fast.dev == pytest.approx(exact[0], abs=0.1)
 
 
 def test_holdout_grids_scaled_halves_and_devices():
-    assert Settings("fast").grid("nested") == [0.25, 0.5, 1, 2, 4, 8]
-    assert Settings("fast").grid("holdout") == [0.5, 1, 2, 4, 8, 16, 32]
-    assert Settings("skip-thoughts").grid("nested") == [1, 2, 4, 8, 16, 32, 64, 128, 256]
-    assert Settings("senteval-torch").grid("holdout") == pytest.approx([1e-5, 1e-4, 1e-3, 1e-2])
+    assert ProbeSettings("fast").grid("nested") == [0.25, 0.5, 1, 2, 4, 8]
+    assert ProbeSettings("fast").grid("holdout") == [0.5, 1, 2, 4, 8, 16, 32]
+    assert ProbeSettings("skip-thoughts").grid("nested") == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    assert ProbeSettings("senteval-torch").grid("holdout") == pytest.approx([1e-5, 1e-4, 1e-3, 1e-2])
     x = np.array([[3.0, 4.0, 0.0, 0.0], [0.0, 2.0, 5.0, 12.0]])
     assert halves_normalised(x, 2) == pytest.approx(np.array([[0.6, 0.8, 0, 0], [0, 1, 5 / 13, 12 / 13]]))
     refused(OptionError, "cannot be cut", halves_normalised, np.ones((1, 3)), 2)
@@ -223,7 +223,7 @@ def test_holdout_grids_scaled_halves_and_devices():
 @pytest.mark.parametrize("protocol", ["fast", "senteval-sklearn", "senteval-torch", "skip-thoughts"])
 def test_every_protocol_learns_an_easy_task_and_guesses_a_random_one(protocol):
     task, x = toy_task(kind="holdout")
-    settings = Settings(protocol, 4)
+    settings = ProbeSettings(protocol, 4)
     easy = {name: np.c_[value, 30.0 * np.array(task.splits[name].labels)] for name, value in x.items()}
     assert classify(task, task.splits, easy, settings).test >= 90
     noise = {name: np.random.default_rng(0).normal(size=value.shape) for name, value in x.items()}
@@ -243,7 +243,7 @@ def test_classifiers_on_a_device_answer_what_they_do_here(protocol, classifier, 
     x, y = blobs(160, 200, classes, spread=1.5)
     split = Split([[("a",)] * len(x)], y.tolist())
     task = Task("toy", "nested", {"all": split}, classes)
-    settings = Settings(protocol, kfold=2, classifier=classifier)
+    settings = ProbeSettings(protocol, kfold=2, classifier=classifier)
     wanted = classify(task, {"all": split}, {"all": x}, settings)
     with elsewhere(160 * 21):
         there = replace(settings, device=ELSEWHERE)

@@ -19,7 +19,7 @@ from dipole.core.utils.errors import DataError, OptionError
 from dipole.text import senteval
 from dipole.text.senteval.encoders import as_rows, task_names
 from dipole.text.senteval.probe import classify, pair_features
-from dipole.text.senteval.protocols import Settings
+from dipole.text.senteval.protocols import ProbeSettings
 from dipole.text.senteval.scoring import score
 from dipole.text.senteval.tasks import DIGESTS, Split, Task, load_task
 from dipole.text.senteval.torch_classifier import Classifier
@@ -210,7 +210,7 @@ def test_a_split_without_samples(kind):
     full, empty = Split([[["a"], ["b"]]], [0, 1]), Split([[]], [])
     splits = {"all": empty} if kind == "nested" else {"train": full, "test": empty}
     task, vectors = Task("toy", kind, splits, 2), {("a",): np.ones(2), ("b",): np.zeros(2)}
-    refused(DataError, r"toy: no samples in (all|test)", score, task, vectors, Settings())
+    refused(DataError, r"toy: no samples in (all|test)", score, task, vectors, ProbeSettings())
 
 
 def test_word_content_has_no_hidden_units():
@@ -222,7 +222,7 @@ def test_word_content_has_no_hidden_units():
     def probe(nhid, linear):
         task = Task("toy", "split", splits, classes=2, linear=linear)
         how = Classifier(nhid=nhid, max_epoch=3, epoch_size=1)
-        found = classify(task, splits, x, Settings("senteval-torch", 4, classifier=how))
+        found = classify(task, splits, x, ProbeSettings("senteval-torch", 4, classifier=how))
         return found.dev, found.test, found.predicted.tolist()
 
     assert probe(50, linear=True) == probe(0, linear=True) == probe(0, linear=False)
@@ -236,7 +236,7 @@ def test_what_has_not_converged_is_said(monkeypatch):
     monkeypatch.setattr(logistic, "STEPS", 1)
     task = Task("toy", "nested", {"all": Split([[["w"]] * 200], list(y))}, 2)
     with pytest.warns(logistic.NotConverged, match=r"of 36 logistic regressions did not converge"):
-        assert classify(task, task.splits, {"all": x}, Settings("fast", 2)).unconverged > 18
+        assert classify(task, task.splits, {"all": x}, ProbeSettings("fast", 2)).unconverged > 18
 
 
 @pytest.mark.parametrize("value", ["x", None, float("nan"), np.ones(2)])

@@ -186,7 +186,7 @@ SAID = [
 
 @pytest.mark.parametrize(("said", "expected"), SAID)
 def test_what_a_processor_says(said, expected):
-    found = from_settings(said, backbone.Source("x", "vision.encoder.name"))
+    found = from_settings(said, backbone.NetworkSource("x", "vision.encoder.name"))
     assert found.size == expected.size
     assert (found.mean or ()) == pytest.approx(expected.mean or ())
     assert (found.std or ()) == pytest.approx(expected.std or ())

@@ -1,6 +1,6 @@
 """Encoders of sentences: the networks, and the model of transformers that exports hold."""
 
-from dipole.text.encoders.batch import Batch, Chunk
+from dipole.text.encoders.batch import Chunk, TokenBatch
 from dipole.text.encoders.networks import (
     BagOfWords,
     Channels,
@@ -16,6 +16,17 @@ from dipole.text.encoders.networks import (
 )
 
 __all__ = [
-    "BagOfWords", "Batch", "Channels", "Chunk", "Direction", "Encoder", "Projected", "SentenceModel",
-    "Transformer", "WordGRU", "architecture", "from_architecture", "parameter_count",
+    "BagOfWords",
+    "Channels",
+    "Chunk",
+    "Direction",
+    "Encoder",
+    "Projected",
+    "SentenceModel",
+    "TokenBatch",
+    "Transformer",
+    "WordGRU",
+    "architecture",
+    "from_architecture",
+    "parameter_count",
 ]  # fmt: skip

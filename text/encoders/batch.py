@@ -42,7 +42,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Batch:
+class TokenBatch:
     """Chunks, and for each sentence its place among their rows: `rows[order]` is the order of the sentences."""
 
     chunks: list[Chunk]
@@ -51,12 +51,12 @@ class Batch:
     def __len__(self) -> int:
         return len(self.order)
 
-    def pin_memory(self) -> "Batch":
+    def pin_memory(self) -> "TokenBatch":
         """The same in memory that a CUDA device can fetch while the host goes on."""
-        return Batch([chunk.pin_memory() for chunk in self.chunks], self.order.pin_memory())
+        return TokenBatch([chunk.pin_memory() for chunk in self.chunks], self.order.pin_memory())
 
-    def to(self, device: torch.device | str) -> "Batch":
-        return Batch([chunk.to(device) for chunk in self.chunks], self.order.to(device, non_blocking=True))
+    def to(self, device: torch.device | str) -> "TokenBatch":
+        return TokenBatch([chunk.to(device) for chunk in self.chunks], self.order.to(device, non_blocking=True))
 
 
 def pad(sentences: Sequence[Sequence[int] | np.ndarray]) -> Chunk:
@@ -67,7 +67,7 @@ def pad(sentences: Sequence[Sequence[int] | np.ndarray]) -> Chunk:
     return Chunk(torch.from_numpy(matrix), torch.from_numpy(lengths))
 
 
-def make_batch(sentences: Sequence[Sequence[int] | np.ndarray], chunks: int = 4) -> Batch:
+def make_batch(sentences: Sequence[Sequence[int] | np.ndarray], chunks: int = 4) -> TokenBatch:
     """Sort by length and cut into at most `chunks` chunks of nearly equal numbers of tokens.
 
     The sentences of a batch stay together, because their neighbourhood is learned. Only the order of computation
@@ -81,7 +81,7 @@ def make_batch(sentences: Sequence[Sequence[int] | np.ndarray], chunks: int = 4)
     parts = [pad([sentences[i] for i in falling[a:b]]) for a, b in pairwise(bounds)]
     order = np.empty_like(falling)
     order[falling] = np.arange(len(falling))
-    return Batch(parts, torch.from_numpy(order))
+    return TokenBatch(parts, torch.from_numpy(order))
 
 
 def by_tokens(lengths: Sequence[int] | np.ndarray, budget: int, most: int = 1024) -> Iterator[np.ndarray]:

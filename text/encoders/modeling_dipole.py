@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from .batch import Batch, Chunk
+from .batch import Chunk, TokenBatch
 from .networks import from_architecture
 
 
@@ -66,7 +66,7 @@ class DipoleSentenceModel(PreTrainedModel):
             lengths = lengths.clamp_min(1)
         lengths, falling = lengths.sort(descending=True, stable=True)
         chunk = Chunk(ids[falling.to(ids.device)][:, : int(lengths[0])], lengths)
-        vectors = self.encoder.represent(Batch([chunk], falling.argsort().to(ids.device)))
+        vectors = self.encoder.represent(TokenBatch([chunk], falling.argsort().to(ids.device)))
         if self.config.halves:
             parts = vectors.view(len(vectors), self.config.halves, -1)
             vectors = nn.functional.normalize(parts, dim=2).view_as(vectors)

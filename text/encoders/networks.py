@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
-from .batch import Batch, Chunk
+from .batch import Chunk, TokenBatch
 
 POOLING = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 
@@ -238,7 +238,7 @@ class SentenceModel(nn.Module):
         """Return the encoders, f and g or f alone."""
         return [side for side in (self.f, self.g) if side is not None]
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def forward(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
         """Embeddings (B, d) of the sentences by f and by g, in the order of the batch."""
         f = g = torch.cat([self.f(chunk) for chunk in batch.chunks])[batch.order]
         if self.g is not None:
@@ -249,7 +249,7 @@ class SentenceModel(nn.Module):
             return f * kept, g * kept
         return f, g
 
-    def represent(self, batch: Batch) -> Tensor:
+    def represent(self, batch: TokenBatch) -> Tensor:
         """Return [f(s), g(s)], (B, output_width), for evaluation and export."""
         f, g = self(batch)
         if self.g is None:

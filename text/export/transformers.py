@@ -14,7 +14,7 @@ import torch
 from transformers import AutoTokenizer
 
 from dipole.core.train.card import Card, write_card
-from dipole.core.utils.backbone import network_class, open_exported, quietly
+from dipole.core.utils.backbone import network_class, open_exported, without_transformers_output
 from dipole.core.utils.errors import TrainingError
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import Transformer
@@ -35,7 +35,7 @@ from dipole.text.portable import (
 CLOSE = 1e-5
 
 
-@quietly()
+@without_transformers_output()
 def export(encoder: SentenceEncoder, folder: Path, record: Any) -> None:
     """Write model, tokenizer, README.md, and code where transformers has no such model."""
     model = projected(encoder)

@@ -25,7 +25,7 @@ SelfLogit = Literal["zero", "drop"]
 class Partners:
     """Positives and hard negatives of the anchors of a table."""
 
-    batch: encoders.Batch  # B positives, then the negatives
+    batch: encoders.TokenBatch  # B positives, then the negatives
     place: Tensor  # (k,) long, of each negative among B times `most`
     most: int  # negatives of a row of the global batch
     absent: Tensor | None  # (E,) long, places c B + b of the global batch without a negative, or None
@@ -36,7 +36,7 @@ class Partners:
 class TextBatch:
     """The sentences of a step on this rank."""
 
-    batch: encoders.Batch
+    batch: encoders.TokenBatch
     document: Tensor  # (B,) long
     index: Tensor  # (B,) long, of each sentence in the corpus, or of each row of the table
     seed: int  # of this step's draws
@@ -45,7 +45,7 @@ class TextBatch:
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunForPairs:
     """The run, as a kind of pairs needs it."""
 
     config: TextSettings
@@ -65,7 +65,7 @@ class Setting:
     def send(self, values: np.ndarray) -> Tensor:
         return to_device(torch.from_numpy(values), self.device)
 
-    def send_batch(self, ids: list[np.ndarray]) -> encoders.Batch:
+    def send_batch(self, ids: list[np.ndarray]) -> encoders.TokenBatch:
         batch = make_batch(ids, self.config.chunks)
         if self.device.type == "cuda":
             batch = batch.pin_memory()
@@ -96,11 +96,11 @@ class PairKind(ABC):
 
     name: ClassVar[str]
     notes: Sequence[str] = ()
-    setting: Setting
+    setting: RunForPairs
     available: int
     steps_per_epoch: int
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: RunForPairs) -> None:
         self.setting = setting
         self.available = len(setting.train_rows)
         self.steps_per_epoch = self.available // setting.batch_size

@@ -13,15 +13,15 @@ from dipole.core.train.class_blocks import ClassBlocks
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.text import encoders
 from dipole.text.config import TextSettings
-from dipole.text.pairs.base import PairKind, Setting, TextBatch, example_rows
+from dipole.text.pairs.base import PairKind, RunForPairs, TextBatch, example_rows
 
 
-class Blocks(PairKind):
+class BlockPairs(PairKind):
     """Batches of blocks of a sentence and its b positives, consecutive or of any sentences of a document."""
 
     name = "blocks"
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: RunForPairs) -> None:
         super().__init__(setting)
         self.size = self.unit(setting.config)
         self.random: ClassBlocks | None = None
@@ -66,7 +66,7 @@ class Blocks(PairKind):
 
     @staticmethod
     def example(config: TextSettings, count: int, dim: int) -> Pairs:
-        size = Blocks.unit(config)
+        size = BlockPairs.unit(config)
         blocks = count // size
         rows = {name: values[::size][:blocks] for name, values in example_rows(count).items()}
         return members({"x": torch.randn(blocks, size, dim), "labels": rows["document"], "index": rows["index"]}, 0)
@@ -80,7 +80,7 @@ def check_blocks(config: TextSettings, batch_size: int, world_size: int) -> None
     """Raise ConfigError if a batch does not hold complete blocks for every rank."""
     if config.pairs != "blocks":
         return
-    unit = Blocks.unit(config)
+    unit = BlockPairs.unit(config)
     blocks, rest = divmod(batch_size, unit)
     if rest or blocks < world_size:
         raise ConfigError(

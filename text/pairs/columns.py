@@ -17,15 +17,15 @@ from dipole.text import encoders
 from dipole.text.config import TextSettings
 from dipole.text.data import TableData
 from dipole.text.pair_table import PairTable
-from dipole.text.pairs.base import PairKind, Partners, Setting, TextBatch, under_masks
+from dipole.text.pairs.base import PairKind, Partners, RunForPairs, TextBatch, under_masks
 
 
-class Columns(PairKind):
+class ColumnPairs(PairKind):
     """Batches of rows of a table, by default without a text in common."""
 
     name = "columns"
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: RunForPairs) -> None:
         super().__init__(setting)
         assert isinstance(setting.data, TableData)
         self.table = setting.data.table
@@ -106,7 +106,7 @@ class Columns(PairKind):
         return columns(rows, None)
 
 
-def _vectors(part: encoders.Encoder, batch: encoders.Batch) -> Tensor:
+def _vectors(part: encoders.Encoder, batch: encoders.TokenBatch) -> Tensor:
     """Return the vectors (B, d) of one encoder, in the order of the batch."""
     return torch.cat([part(chunk) for chunk in batch.chunks])[batch.order]
 

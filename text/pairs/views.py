@@ -16,7 +16,7 @@ from dipole.text.model import never_differs
 from dipole.text.pairs.base import PairKind, TextBatch, example_rows, under_masks
 
 
-class Views(PairKind):
+class ViewPairs(PairKind):
     """Batches of single sentences in any order, each encoded twice in one pass."""
 
     name = "views"

@@ -14,7 +14,7 @@ from dipole.text.config import TextSettings
 from dipole.text.pairs.base import PairKind, SelfLogit, TextBatch, example_rows
 
 
-class Window(PairKind):
+class WindowPairs(PairKind):
     """Batches of consecutive sentences of the corpus."""
 
     name = "window"

@@ -16,7 +16,7 @@ from dipole.core.utils.errors import OptionError
 from dipole.core.utils.files import atomic_file, why
 from dipole.core.utils.progress import Progress
 from dipole.text.senteval.encoders import Pooling, as_encode, as_rows, same_width, task_names
-from dipole.text.senteval.protocols import Settings, check_device, check_protocol, whole
+from dipole.text.senteval.protocols import ProbeSettings, check_device, check_protocol, whole
 from dipole.text.senteval.scoring import Result, score
 from dipole.text.senteval.tasks import READERS, Sentence, Task, load_task
 from dipole.text.senteval.torch_classifier import Classifier
@@ -76,7 +76,7 @@ class SE:
         self.params = Params({"seed": 1111, "batch_size": 128, "nhid": 0, "kfold": 5, **params})
         self.params.classifier = self.params.classifier or {"nhid": 0}
         _check(self.params)
-        self.settings = Settings(
+        self.settings = ProbeSettings(
             _protocol(self.params),
             self.params.kfold,
             self.params.seed,
@@ -253,7 +253,7 @@ def evaluate(
         OptionError: an argument is out of its range, or the device is not here.
         DataError: a task is unknown, a file is missing or damaged, or `encode` gives no finite numbers (n, d).
     """
-    settings = Settings(check_protocol(protocol), kfold, seed, device=check_device(device))
+    settings = ProbeSettings(check_protocol(protocol), kfold, seed, device=check_device(device))
     encode = as_encode(encode, batch_size, tokenizer, pooling)
     shown = Progress(quiet=not progress)
     loaded = [load_task(name, task_path, check) for name in task_names(tasks)]

@@ -12,7 +12,7 @@ from threadpoolctl import threadpool_limits
 from dipole.core.evaluation.logistic import LARGEST, NotConverged, largest_value, solve_subsets
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.text import counted
-from dipole.text.senteval.protocols import Problem, Settings, problems_of
+from dipole.text.senteval.protocols import ProbeProblem, ProbeSettings, problems_of
 from dipole.text.senteval.tasks import Split, Task
 from dipole.text.senteval.torch_classifier import Fit, fit_all
 
@@ -51,7 +51,7 @@ class Solved:
         return index
 
 
-def classify(task: Task, splits: dict[str, Split], features: dict[str, np.ndarray], settings: Settings) -> Probe:
+def classify(task: Task, splits: dict[str, Split], features: dict[str, np.ndarray], settings: ProbeSettings) -> Probe:
     """Probe features (N, d) of each split by the protocol of the settings."""
     x = np.concatenate([features[name] for name in splits])
     y = np.concatenate([np.asarray(split.labels, dtype=np.int64) for split in splits.values()])
@@ -100,7 +100,9 @@ def _check_features(x: np.ndarray, name: str) -> None:
         )
 
 
-def _solve_together(x: np.ndarray, y: np.ndarray, problems: list[Problem], task: Task, settings: Settings) -> Solved:
+def _solve_together(
+    x: np.ndarray, y: np.ndarray, problems: list[ProbeProblem], task: Task, settings: ProbeSettings
+) -> Solved:
     """Solve all inner and final problems as columns of one matrix, to convergence."""
     from sklearn.metrics import f1_score
 
@@ -129,7 +131,9 @@ def _solve_together(x: np.ndarray, y: np.ndarray, problems: list[Problem], task:
     return solved
 
 
-def _solve_sklearn(x: np.ndarray, y: np.ndarray, problems: list[Problem], task: Task, settings: Settings) -> Solved:
+def _solve_sklearn(
+    x: np.ndarray, y: np.ndarray, problems: list[ProbeProblem], task: Task, settings: ProbeSettings
+) -> Solved:
     """Fit scikit-learn's classifier for each fold and value, as SentEval calls it.
 
     A fold is fitted by one thread. BLAS with several threads is no faster on one fit, and slow if others compute, too.
@@ -158,7 +162,9 @@ def _solve_sklearn(x: np.ndarray, y: np.ndarray, problems: list[Problem], task: 
     return solved
 
 
-def _solve_torch(x: np.ndarray, y: np.ndarray, problems: list[Problem], task: Task, settings: Settings) -> Solved:
+def _solve_torch(
+    x: np.ndarray, y: np.ndarray, problems: list[ProbeProblem], task: Task, settings: ProbeSettings
+) -> Solved:
     """Train SentEval's PyTorch classifier. As there, the inner score is the accuracy that its early stopping saw."""
     grid = settings.grid(task.kind)
     rows = torch.as_tensor(np.ascontiguousarray(x), dtype=torch.float32).to(settings.device)

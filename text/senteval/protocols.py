@@ -51,7 +51,7 @@ def whole(value: Any, name: str, least: int, most: int | None = None) -> int:
 
 
 @dataclass(frozen=True)
-class Settings:
+class ProbeSettings:
     """Settings of a probe. `classifier` is that of "senteval-torch". scikit-learn's classifiers stay on the CPU."""
 
     protocol: str = "fast"
@@ -77,7 +77,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Problem:
+class ProbeProblem:
     """A final classifier, and the inner problems (training rows, rows to score) that choose its regularisation."""
 
     train: np.ndarray
@@ -118,7 +118,7 @@ def _take(split: Split, order: Sequence[int]) -> Split:
 # Folds -----------------------------------------------------------------------------------------------------------
 
 
-def problems_of(task: Task, splits: dict[str, Split], y: np.ndarray, settings: Settings) -> list[Problem]:
+def problems_of(task: Task, splits: dict[str, Split], y: np.ndarray, settings: ProbeSettings) -> list[ProbeProblem]:
     """Divide the rows of a task, split after split in the labels `y` (N,), into problems."""
     rows: dict[str, np.ndarray] = {}
     start = 0
@@ -132,7 +132,7 @@ def problems_of(task: Task, splits: dict[str, Split], y: np.ndarray, settings: S
         _check_kfold(task, y[rows["train"]], settings.kfold)
         problems = [_holdout(rows, y, settings, task)]
     else:
-        problems = [Problem(rows["train"], rows["test"], rows["dev"], [(rows["train"], rows["dev"])])]
+        problems = [ProbeProblem(rows["train"], rows["test"], rows["dev"], [(rows["train"], rows["dev"])])]
     for problem in problems:
         for train in (problem.train, *(train for train, _ in problem.inner)):
             if len(np.unique(y[train])) < 2:
@@ -152,7 +152,7 @@ def _check_kfold(task: Task, y: np.ndarray, kfold: int) -> None:
         )
 
 
-def _nested(y: np.ndarray, settings: Settings) -> list[Problem]:
+def _nested(y: np.ndarray, settings: ProbeSettings) -> list[ProbeProblem]:
     """Cross-validation inside cross-validation."""
     from sklearn.model_selection import KFold, StratifiedKFold
 
@@ -163,11 +163,11 @@ def _nested(y: np.ndarray, settings: Settings) -> list[Problem]:
     problems = []
     for train, test in folds.split(y, y):
         inner = [(train[a], train[b]) for a, b in folds.split(train, y[train])]
-        problems.append(Problem(train, test, None, inner))
+        problems.append(ProbeProblem(train, test, None, inner))
     return problems
 
 
-def _holdout(rows: dict[str, np.ndarray], y: np.ndarray, settings: Settings, task: Task) -> Problem:
+def _holdout(rows: dict[str, np.ndarray], y: np.ndarray, settings: ProbeSettings, task: Task) -> ProbeProblem:
     """Cross-validation on the training part, one test."""
     from sklearn.model_selection import KFold, StratifiedKFold
 
@@ -179,4 +179,4 @@ def _holdout(rows: dict[str, np.ndarray], y: np.ndarray, settings: Settings, tas
     else:
         folds = KFold(settings.kfold)
     inner = [(train[a], train[b]) for a, b in folds.split(train, y[train])]
-    return Problem(train, rows["test"], None, inner)
+    return ProbeProblem(train, rows["test"], None, inner)

@@ -12,7 +12,7 @@ from dipole.core.utils.progress import Progress
 from dipole.text.encode import halves_normalised
 from dipole.text.senteval.encoders import finite
 from dipole.text.senteval.probe import Probe, classify, pair_features
-from dipole.text.senteval.protocols import Settings, arranged
+from dipole.text.senteval.protocols import ProbeSettings, arranged
 from dipole.text.senteval.relatedness import cosine, relatedness_result, sts_result
 from dipole.text.senteval.tasks import Sentence, Split, Task
 
@@ -58,7 +58,7 @@ class Result(dict):
 def score(
     task: Task,
     embeddings: Mapping[Any, np.ndarray],
-    settings: Settings,
+    settings: ProbeSettings,
     params: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Result:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dipole.core.train.config import Settings
 from dipole.core.train.finetuning import FREEZE_HELP, LORA_HELP, WEIGHTS_HELP, FreezeSetting, LoraTable
-from dipole.core.utils.backbone import Source, Weights
+from dipole.core.utils.backbone import NetworkSource, Weights
 from dipole.core.utils.errors import ConfigError, nearest
 from dipole.core.utils.modes import in_mode
 from dipole.core.utils.text import counted
@@ -73,9 +73,9 @@ class EncoderSettings(Settings):
         return self.name.startswith(PREFIX)
 
     @property
-    def source(self) -> Source:
+    def source(self) -> NetworkSource:
         """The location of a hub model."""
-        return Source(self.name.removeprefix(PREFIX), "vision.encoder.name", self.weights, self.revision)
+        return NetworkSource(self.name.removeprefix(PREFIX), "vision.encoder.name", self.weights, self.revision)
 
 
 class Encoder(nn.Module):

@@ -220,7 +220,7 @@ class HubEncoder(Encoder):
         write_processor(folder, self._size, len(mean), mean, std)
 
 
-def _load(source: backbone.Source, channels: int) -> tuple[backbone.Backbone, int]:
+def _load(source: backbone.NetworkSource, channels: int) -> tuple[backbone.Backbone, int]:
     """Load the model for images of `channels`, and return the number of channels in its configuration."""
     config = backbone.read_config(source, "pixel_values")
     inputs = _channels(config)
@@ -322,7 +322,7 @@ def processor_of(config: EncoderSettings) -> Processor:
 
 
 @cache
-def _read(source: backbone.Source, content: str | None) -> Processor:
+def _read(source: backbone.NetworkSource, content: str | None) -> Processor:
     register_exports()
     config = backbone.read_config(source, "pixel_values")
     settings = backbone.image_processor(source)
@@ -333,7 +333,7 @@ def _read(source: backbone.Source, content: str | None) -> Processor:
     return Processor(_side(getattr(config, "image_size", None)))
 
 
-def from_settings(settings: Mapping[str, Any], source: backbone.Source) -> Processor:
+def from_settings(settings: Mapping[str, Any], source: backbone.NetworkSource) -> Processor:
     """Read preprocessor_config.json; its rescaling is converted to pixels in [0, 1]."""
     settings = settings.get("image_processor", settings)
     cropped = settings.get("do_center_crop", "crop_size" in settings)

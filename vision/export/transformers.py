@@ -16,7 +16,7 @@ from transformers import AutoModel, ResNetConfig, ResNetModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from dipole.core.train.card import Card, write_card
-from dipole.core.utils.backbone import quietly
+from dipole.core.utils.backbone import without_transformers_output
 from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.vision import modeling_dipole_vision as modeling
 from dipole.vision.encoders import Encoder
@@ -62,7 +62,7 @@ class DipoleVisionModel(modeling.DipoleVisionModel):
         return modeling.DipoleVisionModel.from_pretrained(folder, *args, **kwargs)
 
 
-@quietly()
+@without_transformers_output()
 def export(model: TrainedModel, folder: Path, record: Any, objective: Any) -> None:
     """Write config.json, model.safetensors, an image processor, README.md, and the model's code if needed.
 

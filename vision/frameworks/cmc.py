@@ -20,16 +20,16 @@ from dipole.vision.encoders import Encoder
 from dipole.vision.frameworks.base import (
     AnyObjective,
     AnyPairs,
-    Batch,
     Branch,
     Framework,
     Rows,
     Setup,
+    ViewBatch,
     embedded,
     register_framework,
 )
 from dipole.vision.frameworks.branch import check_built, make_branch
-from dipole.vision.frameworks.queue import check_choice, check_momentum, of_all_ranks
+from dipole.vision.frameworks.queue import check_literal, check_momentum, of_all_ranks
 from dipole.vision.image_ops import centre
 from dipole.vision.image_set import ImageSet
 from dipole.vision.settings import VisionSettings
@@ -134,7 +134,7 @@ class CMC(Framework):
     ) -> None:
         super().__init__(objective)
         check_momentum(momentum)
-        check_choice("directions", directions, Directions)
+        check_literal("directions", directions, Directions)
         if colour is None:
             backbone, colour = with_channels(backbone, 1), with_channels(backbone, 2)
         if head is not None and colour_head is None:
@@ -197,7 +197,7 @@ class CMC(Framework):
     def _view_counts(self) -> tuple[int, int | None]:
         return 1, None
 
-    def embed(self, batch: Batch) -> EncodedBatch:
+    def embed(self, batch: ViewBatch) -> EncodedBatch:
         if self.bank is not None and batch.rows is None:
             raise PairsError("CMC with a memory bank needs the index of each image: model(views, index=rows), (B,).")
         of_light, of_colour = zip(*map(halves, batch.views), strict=True)

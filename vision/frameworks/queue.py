@@ -125,7 +125,7 @@ def check_momentum(momentum: float) -> None:
         raise OptionError(f"momentum must be in [0, 1], got {momentum!r}.")
 
 
-def check_choice(name: str, value: Any, choices: Any) -> None:
+def check_literal(name: str, value: Any, choices: Any) -> None:
     """Raise OptionError unless an argument is one of the values of a `Literal`."""
     allowed = get_args(choices)
     if value not in allowed:

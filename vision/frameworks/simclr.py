@@ -21,15 +21,15 @@ from dipole.core.utils.transfer import generator
 from dipole.vision.frameworks.base import (
     AnyObjective,
     AnyPairs,
-    Batch,
     OneBranch,
     Rows,
     Setup,
+    ViewBatch,
     embedded,
     in_passes,
     register_framework,
 )
-from dipole.vision.frameworks.queue import check_choice
+from dipole.vision.frameworks.queue import check_literal
 from dipole.vision.image_set import ImageSet, Order
 from dipole.vision.pairs.base import class_order
 from dipole.vision.settings import VisionSettings
@@ -86,7 +86,7 @@ class SimCLR(OneBranch):
         super().__init__(backbone, objective, head)
         if negatives is not None:
             check_whole("negatives", negatives)
-        check_choice("repel", repel, Repel)
+        check_literal("repel", repel, Repel)
         self.negatives = negatives
         self.repel: Repel = repel
 
@@ -120,7 +120,7 @@ class SimCLR(OneBranch):
     def sample(cls, views: int, rows: Rows, labels: Tensor | None) -> AnyPairs:
         return Pairs.from_views(rows(views).unbind(1), labels)
 
-    def embed(self, batch: Batch) -> EncodedBatch:
+    def embed(self, batch: ViewBatch) -> EncodedBatch:
         # One pass of views of one shape: batch norm sees all views together, as in the reference.
         return embedded({"view": in_passes(self.branch, batch.views)}, batch, self._pair)
 

@@ -1,12 +1,12 @@
 """Kinds of pairs (vision.pairs): which images are positives of each other."""
 
-from dipole.vision.pairs.base import Kind, Labels
-from dipole.vision.pairs.columns import Columns
+from dipole.vision.pairs.base import LabelPairs, PairKind
+from dipole.vision.pairs.columns import ColumnPairs
 from dipole.vision.settings import VisionSettings
 
-PAIR_KINDS: dict[str, Kind] = {"augmented": Kind(), "labels": Labels(), "columns": Columns()}
+PAIR_KINDS: dict[str, PairKind] = {"augmented": PairKind(), "labels": LabelPairs(), "columns": ColumnPairs()}
 
 
-def kind_of(config: VisionSettings) -> Kind:
+def kind_of(config: VisionSettings) -> PairKind:
     """Return the kind of pairs of a [vision] table."""
     return PAIR_KINDS[config.pairs]

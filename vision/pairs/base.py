@@ -11,7 +11,7 @@ from dipole.vision.settings import VisionSettings
 from dipole.vision.sources import missing
 
 
-class Kind:
+class PairKind:
     """A kind of pairs: by default the views of an image are positives."""
 
     suggests_frameworks: bool = True
@@ -48,7 +48,7 @@ class Kind:
         return (images.images,)
 
 
-class Labels(Kind):
+class LabelPairs(PairKind):
     """Images of one class."""
 
     suggests_frameworks = False

@@ -20,7 +20,7 @@ from dipole.core.utils.text import counted, warn
 from dipole.vision.data import Parts, check_same_shape, load
 from dipole.vision.decoding import attempt, decode, describe, file_bytes
 from dipole.vision.image_set import Images, ImageSet, taken
-from dipole.vision.pairs.base import Kind
+from dipole.vision.pairs.base import PairKind
 from dipole.vision.settings import VisionSettings
 from dipole.vision.sources.base import Decoding
 from dipole.vision.sources.images import decode_all
@@ -66,7 +66,7 @@ class PairedSet(ImageSet):
         return digest.hexdigest()
 
 
-class Columns(Kind):
+class ColumnPairs(PairKind):
     """The images, or image and caption, in each row of a table.
 
     Rows are split so that no image is in both parts. One part is for testing retrieval, unless `data.test` is a table

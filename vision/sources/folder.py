@@ -12,7 +12,7 @@ import torch
 
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.text import are, counted, warn
-from dipole.vision.decoding import file_bytes, shortened
+from dipole.vision.decoding import file_bytes, first_names
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import HELD_OUT, TRAINING, Classes, Decoding, Source, register_source
 from dipole.vision.sources.images import decode_all, select
@@ -127,14 +127,14 @@ def image_folder(source: str, options: Decoding, wanted: Classes) -> Source:
         part = parts[split]
         if part is tree and len(parts) > 1 and any(len(inner.folders) > 1 for inner in tree.folders.values()):
             warn(
-                f"the folders of {path} are read as classes: {shortened(tree.folders)}. They hold folders too. To read "
-                "one as a split, name it as vision.data.train_split",
+                f"the folders of {path} are read as classes: {first_names(tree.folders)}. They hold folders too. To "
+                "read one as a split, name it as vision.data.train_split",
                 stacklevel=2,
             )
         called = [name for name in names if name.lower() in CALLED]
         if len(called) == 1 < len(names):
             warn(
-                f"the folders of {path} are read as splits: {shortened(names)}. If they are classes, rename "
+                f"the folders of {path} are read as splits: {first_names(names)}. If they are classes, rename "
                 f"{called[0]!r}",
                 stacklevel=2,
             )
@@ -197,7 +197,7 @@ def _read_folder(
     if left_out:
         warn(
             f"{counted(len(left_out), 'image')} of {path.name} {are(len(left_out))} left out: "
-            f"{shortened(left_out, '; ')}",
+            f"{first_names(left_out, '; ')}",
             stacklevel=2,
         )
     items = list(map(str, files))
@@ -223,7 +223,7 @@ def _classes(tree: Tree, empty: Iterable[str], wanted: Classes) -> tuple[str, ..
             )
         classes = wanted
     if without := [name for name in tree.empty if name not in classes]:
-        warn(f"folders of {tree.path} without images are no classes: {shortened(without)}", stacklevel=2)
+        warn(f"folders of {tree.path} without images are no classes: {first_names(without)}", stacklevel=2)
     return classes
 
 

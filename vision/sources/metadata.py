@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.rows import Asker, located_rows
-from dipole.vision.decoding import shortened
+from dipole.vision.decoding import first_names
 from dipole.vision.sources.base import Decoding
 from dipole.vision.sources.labels import label_columns, labels_of
 
@@ -40,7 +40,7 @@ def read_metadata(tables: Sequence[Path], images: Sequence[Path], options: Decod
                 absent.append(f"{where}: no file {row[named]!r}")
     if absent and options.on_corrupt == "refuse":
         raise DataError(
-            f"{shortened(absent, '; ')}. Names are relative to the table. Correct them, or set "
+            f"{first_names(absent, '; ')}. Names are relative to the table. Correct them, or set "
             "vision.data.on_corrupt = 'skip'."
         )
     files = [file for file in images if Path(os.path.normpath(file)) in rows]

@@ -17,7 +17,7 @@ from dipole.core.train.data_sets import Built, DataSet, built, data_sets, fetche
 from dipole.core.train.domains import resolve
 from dipole.core.utils.download import BASE, Progress, RemoteFile, address, free_bytes
 from dipole.core.utils.errors import DataError
-from dipole.core.utils.files import digest
+from dipole.core.utils.files import file_hash
 from dipole.core.utils.text import counted, definitions, size
 
 EVERY = 2.0  # seconds between two lines of progress
@@ -105,7 +105,7 @@ def _fetch(arguments: argparse.Namespace, name: str, data: DataSet, folder: Path
     get(name, data, files, folder, _lines, _waits)
     for file in files:
         if file.checksum is None:
-            write(f"sha256   {digest(downloads / file.path)}  {file.path}")
+            write(f"sha256   {file_hash(downloads / file.path)}  {file.path}")
     write(f"{folder} is ready; {downloads} is no longer needed.\n{_use(data, folder)}")
 
 

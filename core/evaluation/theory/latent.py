@@ -14,7 +14,7 @@ from dipole.core.utils.finite import finite_rows
 LARGEST = 1e100  # features above this are refused: sums of the products of a few of them leave float64
 
 
-def check_numbers(features: Tensor) -> None:
+def check_scale(features: Tensor) -> None:
     """Raises DataError where features (n, d) are not finite, or so large that their scores are not."""
     finite_rows(features, "features")
     if len(features) and float(features.abs().max()) > LARGEST:
@@ -46,7 +46,7 @@ class Latent:
         x, y = features.detach()[known.to(features.device)].double().cpu(), labels.cpu()[known]
         if not len(x):
             raise DataError("no point has a label (>= 0): the classes of these theorems are the labels.")
-        check_numbers(x)
+        check_scale(x)
         order = y.argsort(stable=True)
         counts = y.unique(return_counts=True)[1]
         if isinstance(prior, str):

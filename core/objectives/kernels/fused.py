@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from dipole.core.objectives.kernels import template
 from dipole.core.objectives.kernels.functions import functions_of
 from dipole.core.objectives.statistics import SECOND_DERIVATIVES, Statistic, part_count
-from dipole.core.objectives.tiles import Problem
+from dipole.core.objectives.tiles import MatrixPass
 from dipole.core.utils.errors import EngineError
 
 HALF = (torch.bfloat16, torch.float16)
@@ -59,7 +59,7 @@ INTERPRETED = ProgramShape(32, 32, 32, 4, 1)
 EXACT = "tf32x3"
 
 
-def fused(problem: Problem) -> tuple[Tensor, ...]:
+def fused(problem: MatrixPass) -> tuple[Tensor, ...]:
     """Return (sums (N, A), shifts (S, A), indices (A,) ...) of rows in float32, with gradient, by kernel functions."""
     raw: tuple[Tensor | None, Tensor | None] = None, None
     if problem.embeddings is not None and all(each.dtype in HALF for each in problem.embeddings):
@@ -122,7 +122,7 @@ def numbers_of(statistic: Statistic) -> tuple[float, ...]:
 class Launcher:
     """Launches the kernels for one problem."""
 
-    problem: Problem
+    problem: MatrixPass
     x: Operand
     y: Operand
     lists: Tensor  # (A, E) the excluded columns of each row, ascending

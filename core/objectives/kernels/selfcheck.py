@@ -11,7 +11,7 @@ from torch import Tensor
 from dipole.core.objectives.indices import mask_of
 from dipole.core.objectives.kernels.fused import FEW, HALF, fused, interpreted, tf32_allowed
 from dipole.core.objectives.statistics import AnyStatistic
-from dipole.core.objectives.tiles import Problem
+from dipole.core.objectives.tiles import MatrixPass
 
 ROWS, COLUMNS = 20, 36
 # Every row is +-STEP in the same odd number of columns. So no similarity is 0 or another point where a slope may jump.
@@ -19,27 +19,27 @@ NONZERO, STEP = 15, 0.2426
 TOLERANCE, HALF_TOLERANCE = 1e-3, 2e-2
 
 
-def key_of(problem: Problem) -> tuple[object, ...]:
+def key_of(problem: MatrixPass) -> tuple[object, ...]:
     """Return the key of a compiled kernel. Numbers such as a temperature are not part of it."""
     kinds = tuple(type(each) for each in problem.statistics), problem.running, problem.extremes, problem.symmetric
     x = problem.x
     return *kinds, x.device, x.shape[1], _half(problem), _listed(problem), tf32_allowed(), interpreted()
 
 
-def _half(problem: Problem) -> torch.dtype | None:
+def _half(problem: MatrixPass) -> torch.dtype | None:
     if problem.embeddings is not None and problem.embeddings[0].dtype in HALF:
         return problem.embeddings[0].dtype
     return None
 
 
-def _listed(problem: Problem) -> int:
+def _listed(problem: MatrixPass) -> int:
     return min(problem.excluded.shape[1], FEW + 1)
 
 
 Reference = Callable[..., dict[AnyStatistic, Tensor]]
 
 
-def verdict(problem: Problem, reference: Reference) -> str:
+def selfcheck_error(problem: MatrixPass, reference: Reference) -> str:
     """Return the error of the kernels for a matrix like this, or an empty string. `reference` is `engine.dense`."""
     try:
         with torch.device("cpu"):  # the numbers are drawn there, whatever PyTorch's default device is
@@ -48,7 +48,7 @@ def verdict(problem: Problem, reference: Reference) -> str:
         return f"{type(error).__name__}: {str(error).strip()}".split("\n", 1)[0][:300]
 
 
-def _compare(problem: Problem, reference: Reference) -> str:
+def _compare(problem: MatrixPass, reference: Reference) -> str:
     source = torch.Generator().manual_seed(0)
     device, half = problem.x.device, _half(problem)
     sizes = (ROWS,) if problem.symmetric else (ROWS, COLUMNS)

@@ -9,7 +9,7 @@ from dipole.core.objectives.objective import Objective, Rows
 from dipole.core.objectives.pair_data import other_views
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
-from dipole.core.objectives.similarity import paired
+from dipole.core.objectives.similarity import listed_similarities
 from dipole.core.objectives.spec import Range
 from dipole.core.objectives.statistics import AnyStatistic, LogSumExp, SoftmaxMean, Sum
 from dipole.core.utils.errors import PairsError
@@ -172,6 +172,6 @@ class CACR(Objective):
         """
         runs = rows.pairs.known.candidate_views
         index = other_views(torch.arange(len(rows.y), device=rows.y.device).unsqueeze(1), runs[0][1])[:, : self.k]
-        of_rows = self._attraction(paired(rows.y, rows.y, index), None)  # (V B,)
+        of_rows = self._attraction(listed_similarities(rows.y, rows.y, index), None)  # (V B,)
         both = torch.stack([rows.pairs.ignored[:, 0], rows.pairs.positives[:, 0]])
         return of_rows[both].mean(0)

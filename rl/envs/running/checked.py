@@ -10,7 +10,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from dipole.core.utils.errors import ConfigError, TrainingError
-from dipole.rl.arguments import check_whole
+from dipole.rl.arguments import check_integers
 from dipole.rl.envs.running.faults import describe, fault_message, guarded
 from dipole.rl.envs.running.normalized import original
 from dipole.rl.envs.running.validate import (
@@ -64,7 +64,7 @@ class CheckedEnvironments(OffPolicyAlgorithm):
         super()._update_info_buffer([_with_sb3_episode(info) for info in infos], dones)
         for index, info in enumerate(infos):
             steps = info.get("environment_steps", 1)
-            check_whole(0, **{"info['environment_steps']": steps})
+            check_integers(0, **{"info['environment_steps']": steps})
             self.environment_steps += int(steps)
             if "fault" in info:
                 self._count_fault(index, info["fault"])
@@ -110,7 +110,7 @@ class CheckedEnvironments(OffPolicyAlgorithm):
     def _setup_learn(
         self, total_timesteps: int, callback: Any = None, reset_num_timesteps: bool = True, *rest: Any, **settings: Any
     ) -> tuple[int, Any]:
-        check_whole(0, total_timesteps=total_timesteps)
+        check_integers(0, total_timesteps=total_timesteps)
         if reset_num_timesteps:
             self.environment_steps = 0
         noise, before = noise_state(self.action_noise), self._last_obs

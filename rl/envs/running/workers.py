@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import CloudpickleWrapper, SubprocVecEnv, 
 from stable_baselines3.common.vec_env.subproc_vec_env import _stack_obs, _worker
 
 from dipole.core.utils.errors import ConfigError, TrainingError
-from dipole.rl.arguments import check_number, check_whole
+from dipole.rl.arguments import check_integers, check_number
 from dipole.rl.envs.running.faults import PATIENCE, fault_message, guarded
 
 
@@ -71,7 +71,7 @@ class WorkerVecEnv(SubprocVecEnv):
                 "WorkerVecEnv needs functions that make one environment each, as in WorkerVecEnv([lambda: "
                 f"make_env('dot')]), got {env_fns!r}."
             )
-        check_whole(0, restarts=restarts)
+        check_integers(0, restarts=restarts)
         if start_method not in multiprocessing.get_all_start_methods():
             allowed = ", ".join(map(repr, multiprocessing.get_all_start_methods()))
             raise ConfigError(f"start_method must be one of {allowed}, got {start_method!r}.")
