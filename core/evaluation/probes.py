@@ -31,7 +31,7 @@ from dipole.core.evaluation.split import (
 )
 from dipole.core.utils.errors import DataError, OptionError, TrainingError, nearest
 from dipole.core.utils.modes import in_mode
-from dipole.core.utils.text import counted
+from dipole.core.utils.text import counted, warn
 
 SOLVERS = ("convex", "sgd", "adam")
 
@@ -243,7 +243,8 @@ def few_shot_probe(
 ) -> ProbeResult:
     """Return the mean accuracy of the convex linear probe on a few labelled points per class, over seeded draws.
 
-    Features are standardised by the complete training part, without labels. A class with fewer points uses all of them.
+    Features are standardised by the complete training part, without labels. A class with fewer points uses all of them,
+    with a warning.
 
     Args:
         train_x: features, (n, d).
@@ -316,6 +317,13 @@ def _over_draws(
 ) -> ProbeResult:
     if labels_per_class < 1 or draws < 1:
         raise OptionError(f"labels_per_class and draws must be at least 1, got {labels_per_class} and {draws}")
+    counts = data.train_y.bincount()
+    if short := int((counts < labels_per_class).sum()):
+        warn(
+            f"{short} of {counted(len(counts), 'class', 'classes')} have fewer than labels_per_class = "
+            f"{labels_per_class} labelled points, the smallest {int(counts.min())}. All of them are used in each draw",
+            stacklevel=3,
+        )
     results = []
     for draw in range(draws):
         generator = torch.Generator().manual_seed(seed * 100_003 + draw)
@@ -348,7 +356,7 @@ def knn_probe(
         train_y: class of each, (n,) integers. Rows with a negative label are left out.
         test_x: features to classify, (m, d).
         test_y: class of each, (m,).
-        k: neighbours, >= 1, at most the number of training points.
+        k: neighbours, >= 1. If there are fewer training points, all of them vote, with a warning.
         temperature: of the weights, > 0.
         chunk: test points compared at a time, >= 1.
 
@@ -370,6 +378,8 @@ def knn_probe(
     data = split(train_x, train_y, test_x, test_y)
     data = single(replace(data, train_x=moderate_rows(data.train_x), test_x=moderate_rows(data.test_x)))
     bank = F.normalize(data.train_x, dim=1)
+    if k > len(bank):
+        warn(f"k = {k} is more than the {counted(len(bank), 'labelled point')}: all of them vote", stacklevel=2)
     votes = []
     for part in F.normalize(data.test_x, dim=1).split(chunk):
         similarity, index = (part @ bank.T).topk(min(k, len(bank)), 1)

@@ -106,7 +106,11 @@ def test_knn_against_a_loop():
         hits.append(np.argmax(votes) == int(label))
     assert result.accuracy == pytest.approx(np.mean(hits))
     x, y = blobs(8)
-    assert probes.knn_probe(x, y, x, y, k=500).scores.shape == (8, 4)
+    with pytest.warns(UserWarning, match="k = 500 is more than the 8 labelled points"):
+        assert probes.knn_probe(x, y, x, y, k=500).scores.shape == (8, 4)
+    for probe in (probes.few_shot_probe, probes.mean_classifier):
+        with pytest.warns(UserWarning, match=r"4 of 4 classes have fewer than labels_per_class = 500 .*smallest 2"):
+            assert probe(x, y, x, y, labels_per_class=500).std == 0
 
 
 def test_kmeans_matches_clusters_one_to_one_and_survives_few_points():

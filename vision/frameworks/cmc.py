@@ -116,6 +116,7 @@ class CMC(Framework):
     table = CMCConfig
     head_name = "cmc"
     single = "the two halves of Lab are its two views"
+    splits_colour = True
     pairs = ("augmented",)
     negatives_mean = "drawn from a memory bank instead of the batch"
     positives_key = ""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 from dipole.core.cli import Runner
 from dipole.core.cli.app import broken_plugins
+from dipole.core.cli.commands.list import KINDS
 from dipole.core.cli.output import write
 from dipole.core.utils.plugins import OURS, points
 from dipole.core.utils.text import definitions, folded, screen_width
@@ -80,13 +81,16 @@ def run(arguments: argparse.Namespace) -> int:
             if part := parts().get(name.lower()):
                 _show_part(name.lower(), *part, arguments.json)
                 return 0
-            near = nearest(name.lower(), kinds())
+            lists = {each: kind for kind in KINDS for each in (kind, kind.removesuffix("s"))}
+            near, listed = nearest(name.lower(), [*kinds(), "run", "train", *lists]), "dipole list"
+            if name.lower() in lists:
+                near, listed = "", f"dipole list {lists[name.lower()]}"
             folders = [*broken_plugins("recipes"), *broken_plugins("suites")]
             broken = "".join(f"\nThis plug-in cannot be used: {each}" for each in folders)
             said = str(error)
             if said.startswith("unknown name"):
                 said = said.partition(" Known: ")[0].partition(" Did you mean")[0]
-                said += f"{near} `dipole list` shows what there is."
+                said += f"{near} `{listed}` shows what there is."
             raise SpecError(f"{said}{broken}") from None
         _show_entry(entry, arguments.json)
     return 0
