@@ -180,6 +180,8 @@ def _go_on(url: str, file: RemoteFile, part: Path, progress: Progress) -> bool:
             return _go_on(url, file, part, progress)
         if not done and answer.status in (204, 206):
             raise ValueError(f"the server sends {answer.status} {answer.reason}, not the file")
+        if file.checksum is None and answer.headers.get_content_type() == "text/html" and not _is_page(file):
+            raise ValueError("the server sends a web page, not the file")
         packed = answer.headers.get("Content-Encoding", "identity")
         # Servers also call the file's own packing so.
         is_own = packed.lower() in ("gzip", "x-gzip") and file.path.endswith((".gz", ".tgz"))
@@ -204,6 +206,10 @@ def _go_on(url: str, file: RemoteFile, part: Path, progress: Progress) -> bool:
             target.flush()
             os.fsync(target.fileno())
     return total is None or done == total
+
+
+def _is_page(file: RemoteFile) -> bool:
+    return file.path.lower().endswith((".html", ".htm"))
 
 
 def _origin_of(part: Path) -> Path:

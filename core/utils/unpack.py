@@ -21,6 +21,10 @@ DAMAGED = (
     NotImplementedError, RuntimeError, ValueError,
 )  # fmt: skip
 
+# Errors of the disk have other numbers, those of gzip and bz2 none. A wrong offset in a zip is an invalid argument. The
+# others come from names in the archive, as the target folder is new.
+OF_THE_ARCHIVE = {None, errno.EINVAL, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG}
+
 
 class CheckedHeader(tarfile.TarInfo):
     """A header that raises ReadError if it is damaged. tarfile alone takes it for the end of the archive."""
@@ -57,11 +61,12 @@ def unpack(archive: Path, folder: Path) -> None:
         else:
             _untar(archive, folder)
     except (*DAMAGED, OSError) as error:
-        # Errors of the disk have a number, those of gzip and bz2 none. A wrong offset in a zip is an invalid argument.
-        if isinstance(error, DataError) or (isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)):
+        if isinstance(error, DataError) or (isinstance(error, OSError) and error.errno not in OF_THE_ARCHIVE):
             raise
         reason = str(error).partition("\n")[0].rstrip(":.") or type(error).__name__
-        raise DataError(f"{archive} is damaged or not an archive: {reason}. Remove it and fetch it again.") from error
+        raise DataError(
+            f"{archive} is damaged, or neither tar (.gz, .bz2, .xz) nor zip: {reason}. Remove it and fetch it again."
+        ) from error
 
 
 def _untar(archive: Path, folder: Path) -> None:

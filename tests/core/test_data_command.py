@@ -195,6 +195,16 @@ def test_packing_that_is_not_the_files_own_is_refused(serve, tmp_path, packing, 
             assert fetch(RemoteFile(f"{url}/{name}"), tmp_path).read_bytes() == CONTENT
 
 
+def test_a_page_to_log_in_is_not_the_file(serve, tmp_path):
+    url, _ = serve({"x.bin": CONTENT, "x.HTML": CONTENT}, {"headers": {"Content-Type": "text/html; charset=utf-8"}})
+    with pytest.raises(DataError, match="sends a web page, not the file"):
+        fetch(RemoteFile(f"{url}/x.bin"), tmp_path)
+    assert not (tmp_path / "x.bin").exists()
+    published = {"checksum": f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"}
+    for name, known in (("x.HTML", {}), ("x.bin", published)):
+        assert fetch(RemoteFile(f"{url}/{name}", **known), tmp_path).read_bytes() == CONTENT
+
+
 @pytest.mark.parametrize(
     ("files", "published", "said"),
     [
@@ -273,6 +283,9 @@ def test_nothing_leaves_the_folder(tmp_path, name):
     assert not list(tmp_path.rglob("out"))
     with pytest.raises(DataError, match="is a link"):
         unpack(tar(tmp_path / "l.tar.gz", {"a": "/etc/passwd"}), tmp_path)
+    for content in ({"a": b"x", "a/b": b"x"}, {"b/c": b"x", "b": b"x"}, {"x" * 300: b"x"}, {".": b"x"}):
+        with pytest.raises(DataError, match=r"is damaged, or neither tar.*fetch it again"):
+            unpack(tar(tmp_path / "n.tar", content), tmp_path)
 
 
 def packed(path, kind):
@@ -285,7 +298,7 @@ def packed(path, kind):
 def check_damaged(path, contents):
     for content in contents:
         path.write_bytes(content)
-        with pytest.raises(DataError, match="is damaged or not an archive"):
+        with pytest.raises(DataError, match="is damaged, or neither tar"):
             unpack(path, path.parent / "out")
 
 
