@@ -53,16 +53,17 @@ def temperature_counts(subject: Subject) -> str:
     """Another temperature gives another value and another gradient, each temperature on its own."""
     if not subject.temperature:
         raise Skipped("it has no temperature")
-    leaves, said = subject.views.leaves(), []
+    leaves = subject.views.leaves()
+    found: list[str] = []
     for name in subject.temperatures:
         made = [subject.make(temperature={name: t}) for t in (MODERATE_TEMPERATURE, 0.5)]
         low, high = (subject.result(instance, subject.views, leaves) for instance in made)
         if max(value_error(low, high), gradient_error(low, high)) <= EXACT:
-            said = f"{name} has no effect: {low.value.item():.8g} at 0.05 and at 0.5"
-            raise Failed(said, ("low temperature", "float16", "bfloat16"))
+            same = f"{name} has no effect: {low.value.item():.8g} at 0.05 and at 0.5"
+            raise Failed(same, ("low temperature", "float16", "bfloat16"))
         prefix = "" if name == "temperature" else f"{name}: "
-        said.append(f"{prefix}{low.value.item():.4g} at 0.05, {high.value.item():.4g} at 0.5")
-    return "; ".join(said)
+        found.append(f"{prefix}{low.value.item():.4g} at 0.05, {high.value.item():.4g} at 0.5")
+    return "; ".join(found)
 
 
 @check("labels", "labels and scores have an effect")

@@ -62,8 +62,8 @@ def read_npz(path: Path) -> ImageSet:
             "images.transpose(0, 2, 3, 1)."
         )
     pixels = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
-    classes, names = _classes(path, arrays.get("labels"))
-    return ImageSet(path.stem, pixels, classes, names or tuple(map(str, arrays.get("class_names", ()))))
+    labels, class_names = _classes(path, arrays.get("labels"))
+    return ImageSet(path.stem, pixels, labels, class_names or tuple(map(str, arrays.get("class_names", ()))))
 
 
 def _classes(path: Path, labels: np.ndarray | None) -> tuple[torch.Tensor | None, tuple[str, ...]]:
