@@ -182,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     found = study(given.repeats)
     print(json.dumps(asdict(found), indent=1) if given.json else to_markdown(found))
-    # Three standard errors of a share of so many repeats.
+    # Three standard errors of a share of this number of repeats.
     least = LEAST - 3 * float(np.sqrt(LEAST * (1 - LEAST) / found.repeats))
     short = [f"{line.what}, {line.distribution}" for line in found.lines if min(line.holds.values()) < least]
     if short:

@@ -72,7 +72,7 @@ def _groups(means: Sequence[float], difference: float) -> tuple[tuple[int, int],
 def performance_profile(tasks: Sequence[Mapping[str, Sequence[float]]], places: int = 51) -> dict[str, list[float]]:
     """Return the share of runs above tau, averaged over tasks (Agarwal et al. 2021, Sec. 4.2).
 
-    tau is 0 at the worst run of a task and 1 at its best, in so many equally spaced `places`, so tasks of different
+    tau is 0 at the worst run of a task and 1 at its best, at `places` equally spaced points, so tasks of different
     units have equal weight. `tasks` have the values of the runs of each method, larger is better. Methods without runs
     of a task are left out. Raise DataError for no task.
     """

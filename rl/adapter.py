@@ -290,7 +290,7 @@ def _build_encoder(channels: int, rendered: int, seen: int, features: int, layer
 
 
 def _example(objective: Composite, dim: int, count: int, positives: int | None) -> Pairs:
-    """Random anchors and keys of so many observations, paired as the agent pairs them."""
+    """Return random anchors and keys of a number of observations, paired as the agent pairs them."""
     keys = positives or objective.positives_wanted or 1
     return Pairs.cross(torch.randn(count, dim), torch.randn(count, keys, dim))
 

@@ -77,7 +77,7 @@ _TRUST = """
 
 Both are files of stable-baselines3: loading one runs code in it, so only load files that you trust. `dipole play` reads
 agent.zip without that. The networks' classes in `{file}` are those of Python {python}. Elsewhere take them from
-`networks.py` and `seen.py` beside it:
+`networks.py` and `seen.py` in the same folder:
 
 ```python
 from networks import {policy}

@@ -44,9 +44,9 @@ class FrameReplayBuffer(FrameSampler):
 
     Args:
         buffer_size: transitions over all environments, >= 1, rounded up to a multiple of `n_envs`. If memory does not
-            suffice for the frames of so many, a warning says how many fit.
+            suffice for their frames, a warning says how many fit.
         observation_space: a Box (C, H, W) of uint8, vectors (another Box), or a Dict of one such image and vectors,
-            which are stored beside it for every step.
+            which are stored with it for every step.
         action_space: of the agent.
         device: where batches go, and frames of storage="device": "auto", "cpu", "cuda", ...
         n_envs: environments, >= 1.
@@ -241,7 +241,7 @@ class FrameReplayBuffer(FrameSampler):
         return first
 
     def _loses(self, env: int, written: int) -> bool:
-        """Return whether the oldest transition loses a plane once so many are written."""
+        """Return whether the oldest transition loses a plane once `written` planes are written."""
         tail = self._tail[env]
         return bool(tail < self._head[env] and self.starts[env, tail % self.buffer_size, 0] < written - self._ring)
 
@@ -374,5 +374,5 @@ class FrameReplayBuffer(FrameSampler):
 
 
 def _ring(steps: int, planes: float, channels: int) -> int:
-    """Planes that hold `steps` transitions of so many new ones each, and some for the starts of episodes."""
+    """Return how many planes `steps` transitions of `planes` new ones need, with some for starts of episodes."""
     return max(int(planes * (steps + max(steps // _SLACK, 4))) + 4 * channels, 1)

@@ -99,7 +99,7 @@ def layout(space: spaces.Space[Any]) -> ObservationShape:
 
 
 def joined(features: Tensor, state: Tensor | None) -> Tensor:
-    """Features of images (n, d) beside vectors (n, width): what actor and critic see."""
+    """Join features of images (n, d) and vectors (n, width): what actor and critic see."""
     if state is None:
         return features
     if features.shape[1]:

@@ -134,7 +134,7 @@ class AgentTable(Settings):
         None, ge=1, le=4096, description="what the network sees. Crops: 84 % of the rendered"
     )
     crop_inclusive: bool = Field(False, description="false never draws the last crop offset (the repository)")
-    positives: int | None = Field(None, ge=1, le=64, description="views beside the anchor. Default the objective's")
+    positives: int | None = Field(None, ge=1, le=64, description="views other than the anchor. Default the objective's")
     exclude_duplicates: bool = Field(False, description="keep exact duplicates in a batch out of the negatives")
     buffer_size: int = Field(100_000, ge=2, description="transitions in replay")
     learning_starts: int = Field(1000, ge=0, description="agent steps of uniform actions before the first update")

@@ -1,4 +1,4 @@
-"""Files in a run's folder that a trained text model needs besides its weights.
+"""Files in a run's folder that a trained text model needs in addition to its weights.
 
     kept/{tokenizer.json, text.json, probes.npz}, and if they are used transformer/config.json and vectors.txt
 

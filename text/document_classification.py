@@ -20,7 +20,7 @@ def labelled_documents(source: str, column: str | None = None) -> Iterator[tuple
     """Yield documents with their class, and whether they are for testing.
 
     Args:
-        source: a file of rows (`located_rows`) with a column `label` beside the text, or "hub:NAME" with the splits
+        source: a file of rows (`located_rows`) with columns of the text and of `label`, or "hub:NAME" with the splits
             train and test. A row of a file can have a `split`, train or test. Otherwise every fifth document of
             a class is for testing.
         column: column that holds the text, as in `read_documents`, whose errors it has.

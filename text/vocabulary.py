@@ -182,7 +182,7 @@ class Tokens:
 
     Args:
         tokenizer: of the tokenizers library. Its padding and truncation are switched off.
-        options: what transformers stores beside it (`OPTIONS`), for exports. `truncation_side` also holds here.
+        options: what transformers stores with it (`OPTIONS`), for exports. `truncation_side` also holds here.
         prompts: texts to put before a sentence, by name, as in sentence-transformers.
         default_prompt: name of the prompt that `encode` puts before every sentence. None: no prompt.
     """
@@ -211,7 +211,7 @@ class Tokens:
         """Return the ids of every sentence, cut after `max_length`. An empty sentence becomes a full stop.
 
         The tokenizer truncates, so its special tokens (such as [CLS] and [SEP]) stay. Raise ConfigError if `max_length`
-        leaves no place beside them.
+        leaves no place for anything else.
         """
         special = self.tokenizer.num_special_tokens_to_add(False)
         if max_length is not None:
@@ -254,7 +254,7 @@ class Tokens:
         return hashlib.sha256((self.tokenizer.to_str() + self.prompt).encode()).hexdigest()[:16]
 
     def save(self, path: Path) -> None:
-        """Write a tokenizer.json, and its options beside it."""
+        """Write a tokenizer.json, and its options next to it."""
         self.tokenizer.save(str(path))
         if self.options:
             path.with_name(CONFIG).write_text(json.dumps(self.options, indent=1) + "\n", encoding="utf-8")

@@ -49,7 +49,7 @@ def build(
     """Write `articles` rows of an `id` and `sentences` sentences as JSON lines, what the recipe wiki3029-blocks reads.
 
     Articles are drawn without replacement from those that have enough different sentences of enough words, and of each
-    so many of its sentences, in an order that is drawn as well: a split by position is a random one. Both depend on the
+    some of its sentences, in an order that is drawn as well: a split by position is a random one. Both depend on the
     seed and the article alone, not on the order of the source. The file is written atomically. Arora et al. 2019,
     Sec. 8, say no more than the two numbers. The minimum of words is our choice.
 

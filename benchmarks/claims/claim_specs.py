@@ -74,7 +74,7 @@ class ClaimPart(Settings):
     low: float | None = Field(None, description="of `between`, `about` and `ratio`")
     high: float | None = Field(None, description="of `between`, `about` and `ratio`")
     share: float = Field(0.5, description="of `most`: more than this share of the comparisons")
-    least: int | None = Field(None, description="of `count`: at least so many of the comparisons")
+    least: int | None = Field(None, description="of `count`: smallest number of comparisons")
     level: float = Field(0.05, description="of `significant`")
     reads: str = Field("", description="how the sentence is read if it leaves something open, and why")
 

@@ -1,4 +1,4 @@
-"""Our numbers beside the printed ones: the difference, its interval, and a verdict by the margin of the metric."""
+"""Our numbers against the printed ones: the difference, its interval, and a verdict by the margin of the metric."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -36,7 +36,7 @@ NOTHING = Summary(0, nan, nan, nan, nan)
 SAME = 0.02
 """A picture of values that differ by less than this share is left out."""
 LEAST_OPTIONS = 4
-"""Rows that differ in one option or two are a sweep if there are so many."""
+"""Smallest number of rows, different in one option or two, that are drawn as a sweep."""
 OPTION = re.compile(r"([A-Za-z_][\w.]*)\s*=\s*([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)")
 
 

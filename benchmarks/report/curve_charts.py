@@ -24,7 +24,7 @@ from dipole.benchmarks.report.chart import (
 from dipole.core.utils.text import counted
 
 MARKERS = 10
-"""About so many markers on a line. Each shows its values in a tooltip."""
+"""Approximate number of markers on a line. Each shows its values in a tooltip."""
 MOST_BANDS = 3
 """Bands of more lines than this are hidden until one is chosen in the legend."""
 WIDE_SPAN = 100

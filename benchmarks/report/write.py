@@ -26,7 +26,7 @@ from dipole.core.utils.text import counted
 def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None = None) -> Report:
     """Write the report of folders of runs and results files as .html, as .md, or as a folder with all formats.
 
-    With more than FEW suites the .html is an index, and a folder of the same name beside it has a page for each suite.
+    With more than FEW suites the .html is an index, and a folder of the same name has a page for each suite.
     A folder holds each table as .csv and .tex, claims also as .json. Charts are in charts/ or in the folder `figures`,
     each as .svg, .pdf, Vega-Lite spec and a .tex of its numbers. Raise ConfigError if the output is no .html, .md or
     folder, or if there is no run and the output already has a report, RecordError if it cannot be written.

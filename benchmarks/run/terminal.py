@@ -76,7 +76,7 @@ def print_cells(console: Console, sized: Sized) -> None:
 
 
 def print_results(console: Console, results: SuiteResults) -> None:
-    """Print ours beside the printed numbers, or the ranking and the results of a study."""
+    """Print our numbers and the printed ones, or the ranking and the results of a study."""
     shown = [tables.results_table(results)]
     if results.table is not None:
         shown = [tables.beside_table(results)]

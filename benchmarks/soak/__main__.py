@@ -256,7 +256,7 @@ def left_behind(runs: Path, temporary: Path) -> Iterator[str]:
 
 
 def growth(soak: Soak, domain: str, updates: int) -> tuple[float, float]:
-    """Train so many updates. Return the resident megabytes in the middle fifth and in the last fifth.
+    """Train for a number of updates. Return the resident megabytes in the middle fifth and in the last fifth.
 
     Raises:
         BrokenError: the run failed, or ended before its memory was read.

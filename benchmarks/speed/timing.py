@@ -13,7 +13,7 @@ import torch
 RESULTS = Path(__file__).with_name("results")
 CPU = torch.device("cpu")
 
-# A measurement repeats until it has taken so many seconds, within these numbers of times.
+# A measurement repeats for this number of seconds, within these numbers of times.
 SECONDS, FEWEST, MOST = 0.5, 3, 30
 # A call that takes more seconds is repeated once.
 SLOW = 5.0

@@ -21,18 +21,18 @@ TRIMMED_FROM = 8
 MIDDLE_HALF = 1.4
 """Variance of the middle half's mean over that of the mean: 1.19 for normal values, and a margin for few."""
 PRIOR_SEEDS = 15
-"""So many seeds' worth of its upper bound go into the variance of the probability of improvement."""
+"""Weight, in seeds, of the upper bound in the variance of the probability of improvement."""
 
 
 class Estimates(NamedTuple):
-    """Values (...), their variances and degrees of freedom. Both are nan if nothing tells the spread."""
+    """Values (...), their variances and degrees of freedom. Both are nan if there is no spread."""
 
     value: Array
     variance: Array
     df: Array
 
     def bounds(self) -> tuple[Array, Array]:
-        """value +- t_df sqrt(variance), or nan if every draw owed it the same, which tells no spread."""
+        """value +- t_df sqrt(variance), or nan if every draw contributes the same: then there is no spread."""
         known = self.variance > 0
         t = special.stdtrit(np.where(known, self.df, 1.0), (1 + CONFIDENCE) / 2)
         half = np.where(known, t * np.sqrt(np.where(known, self.variance, 0.0)), np.nan)
@@ -50,7 +50,7 @@ def relative_gains(ours: Array, base: Array, runs: Sequence[Hashable]) -> Estima
 
     Of T >= 8 tasks floor(T / 4) are cut at each end. A seed that both have is one draw of both (paired). Where
     `pairs_are_better` denies it, ours and those of the base are drawn apart (Welch). The base's mean is drawn too: to
-    first order a pair owes (x - mean x - rho_t (b - mean b)) / (n |b_t|) to g_t, with rho_t = x_t / b_t. If all pairs
+    first order a pair adds (x - mean x - rho_t (b - mean b)) / (n |b_t|) to g_t, with rho_t = x_t / b_t. If all pairs
     of a task have the same difference, they show no spread, and the sides are drawn apart too.
     """
     found = _relative_gains(ours, base, runs, True)
@@ -69,17 +69,17 @@ def relative_gains(ours: Array, base: Array, runs: Sequence[Hashable]) -> Estima
 
 def _relative_gains(ours: Array, base: Array, runs: Sequence[Hashable], is_paired: bool) -> Estimates:
     count = ours.shape[-2]
-    gains, owed = [], []
+    gains, errors = [], []
     for task, name in enumerate(runs):
         of_ours, of_base = _against(ours[..., task, :], base[..., task, :], name, is_paired)
         level = np.abs(of_base.mean)
         gains.append((of_ours.mean - of_base.mean) / level)
-        owed.append((of_ours.times(1 / level), of_base.times(-of_ours.mean / (of_base.mean * level))))
+        errors.append((of_ours.times(1 / level), of_base.times(-of_ours.mean / (of_base.mean * level))))
     found = np.stack(gains, axis=-1)
     cut = count // 4 if count >= TRIMMED_FROM else 0
     place = np.argsort(np.argsort(found, axis=-1), axis=-1)
     share = ((place >= cut) & (place < count - cut)) / (count - 2 * cut)
-    parts = [part.times(share[..., task]) for task, each in enumerate(owed) for part in each]
+    parts = [part.times(share[..., task]) for task, each in enumerate(errors) for part in each]
     return _estimate(cast(Array, (found * share).sum(axis=-1)), parts, 1.0 + np.abs(found).max(axis=-1))
 
 
@@ -100,7 +100,7 @@ def interquartile_means(values: Array, runs: Sequence[Hashable]) -> Estimates:
     value, scale = cast(Array, ordered[..., cut : count - cut].mean(axis=-1)), np.abs(ordered).max(axis=-1)
     estimates = []
     for each, over in ((bounded, left), (values, count)):
-        parts = [_owed(name, each[..., task, :]) for task, name in enumerate(runs)]
+        parts = [_contribution(name, each[..., task, :]) for task, name in enumerate(runs)]
         estimates.append(_estimate(value, [part.times(part.count / over) for part in parts], scale))
     middle, whole = estimates
     wider = MIDDLE_HALF * whole.variance > middle.variance
@@ -125,7 +125,7 @@ def probabilities_of_improvement(ours: Array, base: Array, runs: Sequence[Hashab
         of_base = np.nansum(beats, axis=-2) / _present(x).sum()
         shares.append(np.nansum(of_ours, axis=-1) / _present(x).sum())
         won = (("ours", np.where(_present(x), of_ours, np.nan)), ("base", np.where(_present(b), of_base, np.nan)))
-        parts += [_owed((side, name), cast(Array, each)).times(1 / tasks) for side, each in won]
+        parts += [_contribution((side, name), cast(Array, each)).times(1 / tasks) for side, each in won]
     value = np.stack(shares, axis=-1).mean(axis=-1)
     for name in dict.fromkeys(runs):
         mine = [task for task, each in enumerate(runs) if each == name]
@@ -150,48 +150,48 @@ def binomial_bounds(share: Array, trials: Array) -> tuple[Array, Array]:
 
 
 def _present(values: Array, axes: int = 1) -> NDArray[np.bool_]:
-    """Which of the last axes are there, the same in every repeat: (S,) or (T, S)."""
+    """Return which runs exist, the same in every repeat: (S,) or (T, S)."""
     return ~np.isnan(values.reshape(-1, *values.shape[-axes:])[0])
 
 
 @dataclass(frozen=True)
-class _Owed:
-    """A mean (...), and what each draw of a name adds to its error: (..., S), 0 for the absent. How many are there."""
+class _Contribution:
+    """A mean (...), what each draw of a name adds to its error, (..., S), 0 where missing, and the number of draws."""
 
     name: Hashable
     mean: Array
     error: Array
     count: int
 
-    def times(self, factor: Array | float) -> "_Owed":
-        """The same of so many times the mean."""
+    def times(self, factor: Array | float) -> "_Contribution":
+        """Return the contribution to a multiple of the mean."""
         factor = np.asarray(factor)
-        return _Owed(self.name, self.mean * factor, self.error * factor[..., None], self.count)
+        return _Contribution(self.name, self.mean * factor, self.error * factor[..., None], self.count)
 
 
-def _owed(name: Hashable, values: Array) -> _Owed:
-    """Of the runs there are, (..., S)."""
+def _contribution(name: Hashable, values: Array) -> _Contribution:
+    """Return the contributions of the runs in values (..., S)."""
     count = int(_present(values).sum())
     mean = np.nansum(values, axis=-1) / count
-    return _Owed(name, mean, np.nan_to_num((values - mean[..., None]) / count), count)
+    return _Contribution(name, mean, np.nan_to_num((values - mean[..., None]) / count), count)
 
 
-def _against(ours: Array, base: Array, name: Hashable, is_paired: bool) -> tuple[_Owed, _Owed]:
-    """Both sides of one task: draws of one name, pairs, where they have two seeds in common and are to be paired."""
+def _against(ours: Array, base: Array, name: Hashable, is_paired: bool) -> tuple[_Contribution, _Contribution]:
+    """Return both sides of one task. Draws of pairs have one name, if `pairs_are_better` on the common seeds."""
     both = _present(ours) & _present(base)
     if is_paired and pairs_are_better(*(int(each.sum()) for each in (both, _present(ours), _present(base)))):
         pairs = ("pairs", name)
-        return _owed(pairs, np.where(both, ours, np.nan)), _owed(pairs, np.where(both, base, np.nan))
-    return _owed(("ours", name), ours), _owed(("base", name), base)
+        return _contribution(pairs, np.where(both, ours, np.nan)), _contribution(pairs, np.where(both, base, np.nan))
+    return _contribution(("ours", name), ours), _contribution(("base", name), base)
 
 
-def _estimate(value: Array, parts: Sequence[_Owed], scale: Array | float = 1.0) -> Estimates:
-    """The variance of a value that owes its error to draws (Satterthwaite 1946 over their names).
+def _estimate(value: Array, parts: Sequence[_Contribution], scale: Array | float = 1.0) -> Estimates:
+    """Return a value with the variance that its draws give it (Satterthwaite 1946 over their names).
 
-    What the draws of one name and seed owe is summed first. N / (n - 1) times the sum of squares estimates each name's
-    variance. Beside `scale`, the size of the values, rounding of floating point is no spread.
+    The contributions of draws of one name and seed are summed first. N / (n - 1) times the sum of squares estimates
+    each name's variance. Rounding at the size of the values, `scale`, is no spread.
     """
-    together: dict[Hashable, list[_Owed]] = {}
+    together: dict[Hashable, list[_Contribution]] = {}
     for part in parts:
         together.setdefault(part.name, []).append(part)
     variance, spread = np.zeros(value.shape), np.zeros(value.shape)
@@ -200,8 +200,8 @@ def _estimate(value: Array, parts: Sequence[_Owed], scale: Array | float = 1.0) 
         if count < NEEDED:
             nothing = np.full(value.shape, np.nan)
             return Estimates(value, nothing, nothing)
-        owed = np.sum([part.error for part in each], axis=0)
-        own = count / (count - 1) * (owed**2).sum(axis=-1)
+        summed = np.sum([part.error for part in each], axis=0)
+        own = count / (count - 1) * (summed**2).sum(axis=-1)
         own = np.where(own > (NOISE * scale) ** 2, own, 0.0)
         variance, spread = variance + own, spread + own**2 / (count - 1)
     with np.errstate(divide="ignore", invalid="ignore"):

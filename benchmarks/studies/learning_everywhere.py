@@ -3,8 +3,8 @@
     python -m dipole.benchmarks.studies.learning_everywhere [--out benchmarks/results/learning-everywhere.json]
         [--layouts "moco;window"] [--objectives cacr,dcl] [--seeds 0]
 
-The study trains every registered objective with its default options, regularizers beside InfoNCE. A layout is a way
-in which a domain makes pairs. The data are scikit-learn's digits with random colours, the topics of pydoc, and
+The study trains every registered objective with its default options, regularizers with InfoNCE. A layout is a way in
+which a domain makes pairs. The data are scikit-learn's digits with random colours, the topics of pydoc, and
 observations of the dot task under uniform actions. Some objectives cannot use a layout: `REFUSED` has their error
 messages.
 """

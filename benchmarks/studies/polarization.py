@@ -53,7 +53,7 @@ CIFAR_BATCH = 128
 
 @dataclass(frozen=True)
 class DpSetting:
-    """Options of polarization beside InfoNCE. Weight 0 is InfoNCE alone, batch None the batch size of the layout."""
+    """Options of polarization added to InfoNCE. Weight 0 is InfoNCE alone, batch None the batch size of the layout."""
 
     weight: float = LAMBDA
     reduction: str = "anchor_sum"

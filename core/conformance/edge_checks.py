@@ -249,7 +249,7 @@ def makes_its_tensors_there(subject: Subject) -> str:
             if value.requires_grad:
                 torch.autograd.grad(value.sum(), list(away.values()), allow_unused=True)
     except WrongDeviceError as error:
-        raise Failed(f"{error}, beside one of the inputs' device: make it with device=a.device") from None
+        raise Failed(f"{error}, which is not the inputs' device: make it with device=a.device") from None
     except Exception as error:
         raise Skipped(f"the stand-in cannot tell: {type(error).__name__}: {error}".split("\n", 1)[0]) from None
     found = value.held if isinstance(value, Elsewhere) else value

@@ -116,7 +116,7 @@ def vicreg(
 
 
 def barlow_twins(case: Case, *, redundancy: float) -> Number:
-    """Zbontar et al. 2021, Eqs. 1-2, 1e-5 beside the variance; views and positives in turn, weighted by their rows."""
+    """Zbontar et al. 2021, Eqs. 1-2, variance + 1e-5. Views and positives in turn, weighted by their rows."""
     width = len(case.anchors[0])
     summed, rows = [], 0
     for run in dict.fromkeys(case.anchor_runs):

@@ -19,7 +19,7 @@ from torch import Tensor
 from dipole.core.utils.errors import DataError, OptionError
 
 STEPS = 400  # iterations for one value of C in float32, and again in float64
-REFRESH = (0, 4, 10)  # iterations at which the Hessian's diagonal is computed, besides every tenth one after them
+REFRESH = (0, 4, 10)  # iterations at which the Hessian's diagonal is computed, and every tenth one after them
 STALLED = 60  # iterations without progress after which float32 gives up
 ROTATED_BELOW = 3000  # features above which eigenvectors cost more than the iterations that they save
 IN_CACHE, ON_DEVICE = 2**18, 2**25  # logits that a processor and a device work on at a time

@@ -76,7 +76,7 @@ def check_queue(queue: Tensor | None, like: tuple[str, Tensor]) -> int:
 
 
 def as_views(given: Any, problem: str, fewest: int = 2) -> list[Tensor]:
-    """Return views as a list. Raise PairsError(problem) if it is no sequence of so many."""
+    """Return views as a list. Raise PairsError(problem) unless it is a sequence of `fewest` or more."""
     if isinstance(given, (Tensor, str)) or not isinstance(given, Iterable):
         raise PairsError(f"{problem} Got {shape_of(given)}.")
     found = list(given)

@@ -1,4 +1,4 @@
-"""The constructors of `Pairs` beside `from_views` and `cross`."""
+"""The constructors of `Pairs` other than `from_views` and `cross`."""
 
 from collections.abc import Sequence
 from typing import Literal, Self
@@ -47,7 +47,7 @@ WIDEST = 10_000
 
 
 class Constructors(PairData):
-    """The constructors of `Pairs` beside `from_views` and `cross`."""
+    """The constructors of `Pairs` other than `from_views` and `cross`."""
 
     @classmethod
     @constructor

@@ -423,7 +423,7 @@ class Pairs(Constructors):
             for name in names
             if (values := getattr(self, name)) is not None
         }
-        halves["ignored"] = halves["ignored"][:, batch:]  # besides its own side
+        halves["ignored"] = halves["ignored"][:, batch:]  # after those of its own side
         padded = known.padded or halves["ignored"].shape[1] > 0
         for name in ("positives", "ignored"):
             halves[name] = (halves[name] - batch).clamp_min(-1)

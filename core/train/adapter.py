@@ -279,7 +279,7 @@ class Adapter(ABC):
         """Return the data entry of the record: at least "name", "fingerprint" (a content hash) and "sizes"."""
 
     def keep(self, folder: Path) -> None:  # noqa: B027
-        """Write what the module needs besides weights and configuration to be used without its data.
+        """Write what the module needs, apart from weights and configuration, to be used without its data.
 
         Examples are a vocabulary, names of classes, and statistics of the data. An adapter that is built with `kept`
         reads it.
@@ -301,7 +301,7 @@ class Adapter(ABC):
         raise ConfigError(f"a run of the domain {self.domain!r} has nothing that `dipole embed` could read.")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what bit-exact resume needs besides `module`: queues, counters, generators.
+        """Return what bit-exact resume needs in addition to `module`: queues, counters, generators.
 
         Plain values only (core/utils/plain_values.py), as checkpoints hold no code.
         """

@@ -1,6 +1,6 @@
 """A trained model on the disk: model/module.safetensors, model/objective.safetensors, and model/kept/.
 
-`kept` is what a domain needs besides the weights so that the model can be used without the data it was trained on
+`kept` is what a domain needs in addition to the weights so that the model can be used without its training data
 (`Adapter.keep`).
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def save_kept(folder: Path, adapter: Adapter) -> None:
-    """Write the files that a domain needs besides weights into a folder, atomically. No folder if it needs none.
+    """Write the files that a domain needs in addition to weights into a folder, atomically. No folder if it needs none.
 
     Raise CheckpointError if the disk cannot be written.
     """
@@ -34,7 +34,7 @@ def save_kept(folder: Path, adapter: Adapter) -> None:
 
 
 def keeps(adapter: type[Adapter]) -> bool:
-    """Return whether a domain needs files besides weights and configuration."""
+    """Return whether a domain needs files other than weights and configuration."""
     from dipole.core.train.adapter import Adapter
 
     return adapter.keep is not Adapter.keep

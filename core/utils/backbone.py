@@ -160,7 +160,7 @@ def load(source: NetworkSource, takes: str, edit: Callable[[Any], None] | None =
         edit(config)
     there = source.path is None or bool(source.weight_files)
     if source.weights == "pretrained" and not there:
-        raise source.error("there are no weights beside its configuration (*.safetensors, *.bin)")
+        raise source.error("there are no weights next to its configuration (*.safetensors, *.bin)")
     pretrained = there and source.weights != "random"
     if pretrained and source.path is not None and (refused := refusal(source.path)):
         raise source.error(refused)
@@ -251,7 +251,7 @@ def tokenizer(source: NetworkSource) -> Any:
 
     path = source.path
     if path is not None and not any((path / name).is_file() for name in TOKENIZERS):
-        raise source.error("there is no tokenizer beside it; write one there with tokenizer.save_pretrained")
+        raise source.error("there is no tokenizer next to it; write one there with tokenizer.save_pretrained")
     with _as_config_error(source), without_transformers_output():
         return AutoTokenizer.from_pretrained(str(path or source.text), trust_remote_code=False, **_revision(source))
 

@@ -34,7 +34,7 @@ class StackedEnv(gymnasium.Env[Any, Any]):
         self._playing = False
 
     def _set_space(self, low: float, high: float, numbers: int) -> None:
-        """Set the observations' space, for a state of so many numbers between bounds."""
+        """Set the observations' space, for a state of `numbers` numbers between bounds."""
         parts: dict[str, spaces.Space[Any]] = {
             "pixels": spaces.Box(0, 255, (3 * self.frame_stack, self.size, self.size), np.uint8),
             "state": spaces.Box(low, high, (numbers,), np.float32),

@@ -53,7 +53,7 @@ def read_evaluations(path: str | Path) -> list[EpisodeReturns]:
 
 
 def score_at(history: Sequence[EpisodeReturns], environment_steps: int) -> float | None:
-    """Mean return of the first evaluation at or after so many environment steps, or None if training was shorter.
+    """Mean return of the first evaluation at or after a number of environment steps, or None if training was shorter.
 
     Args:
         history: evaluations of one run.

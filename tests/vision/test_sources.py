@@ -302,7 +302,7 @@ def test_folders_without_images_and_beside_splits_are_named(tmp_path):
     with pytest.warns(UserWarning, match=r"read as splits: pool, train\. If they are classes, rename 'train'"):
         assert opened(tmp_path / "a").counts() == {"a": 3, "b": 3}
     images(tmp_path / "b", "train", "test", "other", "more")
-    with pytest.warns(UserWarning, match=r"6 images of train are left out: .*more.0\.png \(beside the folders of"):
+    with pytest.warns(UserWarning, match=r"6 images of train are left out: .*more.0\.png \(next to the folders of"):
         assert len(opened(tmp_path / "b")) == 3
 
 

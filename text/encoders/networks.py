@@ -129,7 +129,7 @@ class Transformer(Encoder):
 
 
 class Channels(Encoder):
-    """Several encoders of one sentence side by side (MultiChannel: fixed word vectors beside trained ones)."""
+    """Several encoders of one sentence side by side (MultiChannel: fixed and trained word vectors)."""
 
     def __init__(self, parts: Sequence[Encoder]) -> None:
         super().__init__()

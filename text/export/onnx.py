@@ -1,4 +1,4 @@
-"""A trained encoder as an ONNX file, from padded ids to the sentence's vector, with its tokenizer beside it."""
+"""A trained encoder as an ONNX file, from padded ids to the sentence's vector, and its tokenizer."""
 
 from collections.abc import Iterator
 from pathlib import Path

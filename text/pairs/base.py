@@ -85,7 +85,7 @@ class RunForPairs:
 
 
 class PairKind(ABC):
-    """One value of `text.pairs`. A new kind is a file beside this one and an entry in `PAIR_KINDS`.
+    """One value of `text.pairs`. A new kind is a file in this folder and an entry in `PAIR_KINDS`.
 
     Attributes:
         setting: what batches are drawn from.

@@ -1,4 +1,4 @@
-"""The six SentEval tasks beside the published rows, and the similarity tasks in a row."""
+"""The six SentEval tasks with the published rows, and the similarity tasks in a row."""
 
 import json
 from collections.abc import Mapping

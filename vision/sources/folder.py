@@ -116,7 +116,7 @@ def image_folder(source: str, options: Decoding, wanted: Classes) -> Source:
             *tree.files,
             *(file for name in tree.folders if name not in names for file in tree.folders[name].images()),
         ]
-        beside = [*(f"{file} (beside the folders of the splits)" for file in files), *tree.unread]
+        beside = [*(f"{file} (next to the folders of the splits)" for file in files), *tree.unread]
     else:
         for each in (tree, outer):
             if all(inner.folders for inner in each.folders.values()):
@@ -183,7 +183,7 @@ def _read_folder(
         names = _classes(tree, empty, wanted)
         files, labels = tree.files, None
         if names:
-            left_out += [f"{file} (beside the folders of the classes)" for file in tree.files]
+            left_out += [f"{file} (next to the folders of the classes)" for file in tree.files]
             groups = [tree.folders[name].images() if name in tree.folders else [] for name in names]
             files = [file for group in groups for file in group]
             labels = torch.tensor([label for label, group in enumerate(groups) for _ in group])

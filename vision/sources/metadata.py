@@ -1,4 +1,4 @@
-"""Tables beside the images of a folder, as the library `datasets` reads them: metadata.csv, .jsonl or .parquet."""
+"""Tables in a folder of images, as the library `datasets` reads them: metadata.csv, .jsonl or .parquet."""
 
 import os
 from collections.abc import Sequence

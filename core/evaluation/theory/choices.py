@@ -1,4 +1,4 @@
-"""Options of the theorems, and the facts of a run that they use besides its features. Loads no torch."""
+"""Options of the theorems, and the facts of a run that they use in addition to its features. Loads no torch."""
 
 import math
 from dataclasses import dataclass

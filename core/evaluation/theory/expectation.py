@@ -20,7 +20,7 @@ Negatives = Annotated[int, Range(at_least=1), "negatives k"]
 
 STEP = 0.3  # spacing of the quadrature: its error is about e^{-pi^2 / STEP}, 5e-15
 TAIL = 38.0  # the quadrature leaves out what is below e^{-TAIL}
-NODES = 4096  # scores that are spread wider than so many nodes reach (1,190) are not integrated
+NODES = 4096  # scores that spread wider than these nodes reach (1,190) are not integrated
 CHUNK = 1 << 21  # entries of an (m, n, G) block
 
 

@@ -28,7 +28,7 @@ class Supervised:
 def trained_loss(points: Latent, loss: str = "hinge", k: int = 1, tasks: int = 50, seed: int = 0) -> Supervised:
     """L_sup(f) = E_T inf_W L_sup(T, W f) over tasks of k + 1 distinct classes (Arora et al., Eq. 3, Def. 2.2).
 
-    Use all tasks if there are at most `tasks`, else draw so many. With drawn tasks the mean classifier is the control
+    Use all tasks if there are at most `tasks`, else draw `tasks`. With drawn tasks the mean classifier is the control
     variate if that lowers the error, because its loss over all tasks is known. The search starts at the mean
     classifier. So the result on each task lies between the infimum and the mean classifier's loss.
     """

@@ -264,7 +264,7 @@ def distinct(places: Tensor, among: int, count: int, draw: int) -> Tensor:
     start = scrambled(places * GOLDEN + scrambled(torch.full_like(places, draw % 2**63)))  # (A,)
     column = torch.arange(count, device=places.device)
     last = among - count + column  # (count,)
-    # Use the lower 63 bits. With so many, the remainder is uniform in practice.
+    # Use the lower 63 bits. The remainder is then uniform in practice.
     chosen = (scrambled(start.unsqueeze(1) + (column + 1) * GOLDEN) & (2**63 - 1)) % (last + 1)  # (A, count)
     for at in range(1, count):
         taken = (chosen[:, :at] == chosen[:, at : at + 1]).any(1)
