@@ -69,7 +69,9 @@ def _compare(arguments: argparse.Namespace) -> int:
         write(printable(line, keep=""))
     rows: list[tuple[str, ...]] = [("setting", "first", "second")]
     rows += [(key, shortened(_shown(a), LONGEST), shortened(_shown(b), LONGEST)) for key, (a, b) in settings.items()]
-    write("\n" + (text_table(rows, words=range(3)) if settings else "Only the seed differs."))
+    repeated = first[0].seed == second[0].seed  # one run trained twice
+    alike = ("Only the seed differs.", "Settings and seed are the same.")[repeated]
+    write("\n" + (text_table(rows, words=range(3)) if settings else alike))
     write("\n" + (_table(numbers) if numbers else "The runs have no result in common."))
     if means:
         rows = [("baseline", "first", "second")]
@@ -83,7 +85,9 @@ def _compare(arguments: argparse.Namespace) -> int:
             f"{counted(count, 'number')}. Intervals are 95 %, without correction.\nDetectable is the smallest "
             "difference that these seeds show with 80 % power, among as many numbers."
         )
-    if not settings:
+    if not settings and repeated:
+        write("\nThis is one run, trained twice. A difference comes from the machines or versions.")
+    elif not settings:
         write("\nThese are two seeds of one setting. Their difference shows its spread.")
     elif len(first) < 2 or len(second) < 2:
         write("\nA verdict needs two seeds of each. Train more: --set seed=1.")

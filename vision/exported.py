@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from dipole.core.utils.errors import ReceivedError
+from dipole.core.utils.received import read_json
 
 if TYPE_CHECKING:
     import torch
@@ -21,8 +23,8 @@ def open_folder(folder: Path, device: torch.device, features: str | None) -> Emb
     is_onnx = (folder / ONNX).is_file()
     if not is_onnx:
         try:
-            kind = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("model_type")
-        except (OSError, ValueError, AttributeError):
+            kind = read_json(folder / CONFIG).get("model_type")
+        except (ReceivedError, AttributeError):
             return None
         if kind is None:
             return None

@@ -14,7 +14,7 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 
 from dipole.core.utils.errors import CheckpointError
-from dipole.core.utils.files import disk_error, disk_refusing, replacing, why
+from dipole.core.utils.files import disk_error, disk_refusing, instead_of_file, replacing, why
 
 if TYPE_CHECKING:
     from dipole.core.objectives.objective import Composite
@@ -63,6 +63,8 @@ def load_weights(folder: Path, module: nn.Module, objective: Composite | None) -
     """
     for name, part in _parts(module, objective).items():
         path = folder / f"{name}.safetensors"
+        if found := instead_of_file(path):
+            raise CheckpointError(f"the model {path} cannot be loaded: it is {found}. Train again with --overwrite.")
         try:
             load_model(part, str(path))
         except FileNotFoundError as error:

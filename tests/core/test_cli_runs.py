@@ -134,6 +134,10 @@ def test_compare_needs_two_seeds_and_finished_runs(trained, capsys):
     assert re.search("one seed.*A verdict needs two seeds of each", done(capsys, "compare", first, second), re.DOTALL)
     out = done(capsys, "compare", first, trained["infonce", 1])
     assert ("Only the seed differs" in out, "two seeds of one setting" in out) == (True, True)
+    again = shutil.copytree(first, first.parent / "again" / first.name)
+    out_of_copy = done(capsys, "compare", first, again)
+    assert ("Settings and seed are the same" in out_of_copy, "trained twice" in out_of_copy) == (True, True)
+    shutil.rmtree(again.parent)
     # The third seed belongs to neither.
     assert re.search(r"^first .* seeds 0\nsecond .* seeds 1$", out, re.MULTILINE)
     change(second, status="failed")

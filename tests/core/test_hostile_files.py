@@ -19,6 +19,7 @@ from torch import nn
 
 import dipole
 from dipole import CheckpointError, DipoleError, OptionError, ReceivedError, RecordError, SpecError, TrainingError
+from dipole.core.cli.commands.rm import _check_idle
 from dipole.core.objectives.registry import registry
 from dipole.core.objectives.spec import parse
 from dipole.core.record import RunRecord, finite, read_record
@@ -26,6 +27,7 @@ from dipole.core.record.additions import read_additions
 from dipole.core.train import checkpoint
 from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
 from dipole.core.train.metrics import MetricsFile, read_metrics
+from dipole.core.train.model_files import load_weights
 from dipole.core.train.recipe import load_recipe, parse_override, read_recipe, resolve
 from dipole.core.train.run_folder import RunFolder, find_run
 from dipole.core.utils.files import atomic_write, replacing
@@ -239,7 +241,9 @@ LINE = {"step": 10, "epoch": 0.5, "time": 1.25, "train/loss": 2.5, "eval/knn/acc
 
 
 @pytest.mark.parametrize("kind", NO_FILES)
-@pytest.mark.parametrize("name", ["record.json", "metrics.jsonl", "config.toml", "measured.json", ".pid"])
+@pytest.mark.parametrize(
+    "name", ["record.json", "metrics.jsonl", "config.toml", "measured.json", ".pid", "module.safetensors"]
+)
 def test_what_is_no_file_is_not_waited_for(tmp_path, name, kind):
     run = tmp_path / "0123456789ab"
     run.mkdir()
@@ -249,6 +253,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path, name, kind):
     for reader, *arguments in (
         (read_record, run / "record.json"), (read_metrics, run / "metrics.jsonl"), (RunFolder(run).read_config,),
         (read_additions, run), (load_recipe, run / "config.toml"), (find_run, "0123", tmp_path),
+        (_check_idle, run, False), (load_weights, run, nn.Linear(1, 1), None),
     ):  # fmt: skip
         answered(partial(reader, *arguments))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dipole.core.cli import Runner
-from dipole.core.cli.output import stdout_to_stderr
+from dipole.core.cli.output import stdout_to_stderr, write
 from dipole.core.cli.parser import add_runs, to_path
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
             quiet=arguments.quiet,
         )
     for line in embedder.skipped:
-        print(f"skipped {line}", file=sys.stderr)
+        write(f"skipped {line}", sys.stderr)
     if arguments.json:
         skipped = {"skipped": embedder.skipped} if embedder.skipped else {}
         print(json.dumps({"file": str(arguments.out), "rows": count, "width": width} | skipped))

@@ -30,6 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     before = folder.read_record()
 
     from dipole.core.train.trained_run import evaluate_run
+    from dipole.core.utils.received import read_text
     from dipole.core.utils.text import number, printable, text_table
 
     with stdout_to_stderr(arguments.json):
@@ -47,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         write(line)
     # Domains write nearest sentences and comparisons with the papers as text.
     for path in sorted(folder.path.glob("*.txt")):
-        write(f"{path.name}\n\n{path.read_text(encoding='utf-8')}")
+        write(f"{path.name}\n\n{read_text(path)}")
     if not added:
         write("These data differ from the run's: the numbers are not added to its record.")
         return 0

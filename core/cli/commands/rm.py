@@ -70,13 +70,13 @@ def _folder(name: str, runs: Path, force: bool) -> Path:
 
 def _check_idle(path: Path, force: bool) -> None:
     """Refuse a run that is training. Tell the user if its process was killed, as its record still says running."""
-    from dipole.core.utils.errors import ConfigError
+    from dipole.core.utils.errors import ConfigError, ReceivedError
     from dipole.core.utils.process import OWNER, is_gone, lives_here, read_owner
+    from dipole.core.utils.received import read_text
 
-    try:
-        owner = (path / OWNER).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        owner = ""
+    owner = ""
+    with suppress(ReceivedError):
+        owner = read_text(path / OWNER)
     told = {"pid": "unknown", "host": "an unknown host"} | read_owner(owner)
     if _is_locked(path) or lives_here(owner):
         raise ConfigError(f"{path} is being trained by process {told['pid']}. End that first.")
