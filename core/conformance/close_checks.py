@@ -136,7 +136,7 @@ def _demand_slope(
         else:
             raise Failed(
                 f"{where}: the value changes by {slopes[0]:.4g} where the gradient says {claimed:.4g}; something is "
-                "computed in low precision, or a gradient is stopped"
+                "computed in low precision, a gradient is stopped, or the value jumps"
             )
 
 

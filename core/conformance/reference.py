@@ -294,12 +294,14 @@ def cacr(
 ) -> Number:
     """CACR Eqs. 2-5; rbf: the cost of Eq. 13 and, for the repulsion, the logarithm of Eq. 14.
 
+    rbf_repulsion has that cost for the repulsion alone, and a logarithm for each pair of views.
+
     `intra_batch` adds the anchors of other instances, where they are no candidates yet (App. C.2); `detach_weights` is
     the no_grad of Algorithm 3. Between pairs of views every row of every view attracts.
     """
 
     def point_cost(d: Number) -> Number:
-        if cost == "rbf":
+        if cost != "euclidean":
             return -((-rbf_t * d).exp())
         return d
 
@@ -314,7 +316,8 @@ def cacr(
         d_pos = [squared_distance(a, case.candidates[p]) for p in positives[:k]]
         pull = _conditional(d_pos, t_pos, positive_weights, +1.0)
         pull = [w.detach() for w in pull] if detach_weights else pull
-        attraction.append(total(w * point_cost(d) for w, d in zip(pull, d_pos, strict=True)))
+        of_pulls = point_cost if cost == "rbf" else lambda d: d
+        attraction.append(total(w * of_pulls(d) for w, d in zip(pull, d_pos, strict=True)))
     for i in case.counted():
         a = case.anchors[i]
         others = [case.candidates[j] for j in case.negatives(i)]
@@ -330,7 +333,11 @@ def cacr(
         push = _conditional(d_neg, t_neg, negative_weights, -1.0)
         if others or cost == "euclidean":
             repulsion.append(-total(w * point_cost(d) for w, d in zip(push, d_neg, strict=True)))
-    if cost == "rbf":
+    if cost == "rbf_repulsion" and case.view_pairs and repulsion:
+        runs = [case.anchor_runs[i] for i in case.counted()]
+        of_runs = [mean([r for r, run in zip(repulsion, runs, strict=True) if run == each]) for each in set(runs)]
+        return mean(attraction) + mean([each.log() for each in of_runs])
+    if cost != "euclidean":
         potential = mean(repulsion)
         return mean(attraction) + (potential.log() if repulsion else total([]))
     return mean(attraction) + mean(repulsion)

@@ -66,5 +66,7 @@ def _optimizer(layer: nn.Linear, how: Descent, rate: float) -> torch.optim.Optim
 def _schedule(optimizer: torch.optim.Optimizer, how: Descent, decay: float) -> torch.optim.lr_scheduler.LRScheduler:
     if how.schedule == "cosine":
         return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, how.epochs)
-    milestones = how.milestones or (round(0.6 * how.epochs), round(0.8 * how.epochs))
+    milestones = how.milestones
+    if milestones is None:
+        milestones = round(0.6 * how.epochs), round(0.8 * how.epochs)
     return torch.optim.lr_scheduler.MultiStepLR(optimizer, list(milestones), gamma=decay)

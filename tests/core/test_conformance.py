@@ -25,7 +25,8 @@ SPECS = [
     "hcl(beta=0)", "hcl(beta=0.5, rho=0, temperature=0.2)", "hcl(similarity=bilinear, temperature=2.0)",
     "align_uniform(uniform_over=pairs)", "align_uniform(alpha=1.0, t=0.5, align_weight=0.3, uniform_weight=2.0)",
     "cacr(t_pos=3.0, t_neg=0.9, k=1)", "cacr(cost=rbf)", "cacr(cost=rbf, rbf_t=0.7, negative_weights=uniform)",
-    "cacr(cost=rbf, negative_weights=reversed)", "cacr(positive_weights=uniform, negative_weights=uniform)",
+    "cacr(cost=rbf, negative_weights=reversed)", "cacr(cost=rbf_repulsion)",
+    "cacr(positive_weights=uniform, negative_weights=uniform)",
     "cacr(positive_weights=reversed, detach_weights=true)", "cacr(intra_batch=true)",
     "tuple(temperature=0.1)", "cross_entropy(classes=7)", "triplet(margin=0.3, mode=hardest)",
     "co2(temperature=0.2, weight=2.0, consistency_temperature=0.1)", "co2(similarity=dot, temperature=2.0)",
@@ -147,12 +148,6 @@ def unshifted(a, b):
     return -(at_positives(e) / e.sum(1)).log().mean()
 
 
-def in_place(a, b):
-    with torch.no_grad():
-        a /= a.norm(dim=1, keepdim=True)
-    return good(a, b)
-
-
 def mean_without_negatives(a, b):
     e, n = good.logits(a, b), len(a)
     return e.fill_diagonal_(0)[:n, :n].sum() / (n * (n - 1)) + good(a, b)
@@ -190,7 +185,6 @@ FAULTS = {
     "random": (lambda a, b: good(a + 0.1 * torch.randn_like(a), b), {"determinism"}),
     "remembering": (Remembering, {"determinism", "state"}),
     "random scale": (RandomScale, {"state"}),
-    "in place": (in_place, {"determinism"}),
     "root of distance": (lambda a, b: good(a, b) + (a - b).square().sum(1).sqrt().mean(), {"identical points"}),
     "mean without negatives": (mean_without_negatives, {"one anchor"}),
 }

@@ -227,12 +227,27 @@ def counts_calls(self, a, b):
     return NTXent.forward(self, a, b) * len(self.kept)
 
 
+def whole(self, a, b):
+    """InfoNCE with the negatives of both views."""
+    s = NTXent.logits(self, *[torch.cat([a, b])] * 2).fill_diagonal_(-torch.inf)
+    return cross_entropy(s, torch.arange(len(s), device=a.device).roll(len(a)))
+
+
+def in_place(self, a, b):
+    b.data.mul_(1.5)
+    return whole(self, a, b)
+
+
 @pytest.mark.parametrize(("loss", "cause", "options"), [
     (changed(list, forward=counts_calls), "determinism", {}),
     (changed(forward=lambda self, a, b: NTXent.forward(self, a, b).detach()), "gradient exists", {}),
     # One direction instead of both: each comparison with the reference misses its values.
     (NTXent, "reference", {"reference": "infonce"}),
     (changed(forward=lambda self, a: a.sum()), "call", {}),
+    (changed(forward=lambda self, a, b: NTXent.forward(self, a, b.detach())), "gradient exists", {}),
+    (changed(forward=in_place), "determinism", {"reference": "infonce"}),
+    (changed(forward=lambda self, a, b: 2 * whole(self, a, b) - whole(self, a, b).detach()), "gradcheck", {}),
+    (changed(forward=lambda self, a, b: whole(NTXent(), a, b)), "temperature", {"reference": "infonce"}),
 ], ids=lambda value: getattr(value, "__name__", None))  # fmt: skip
 def test_one_cause_is_reported_once(loss, cause, options):
     report = check_objective(loss, only=[*QUICK, "size"], **options)

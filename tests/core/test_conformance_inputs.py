@@ -229,34 +229,6 @@ def test_a_parameter_may_have_the_name_of_an_input():
     assert failures(Sigmoid, only=QUICK) == set()
 
 
-class Fault(NTXent):  # with other inputs, another value, or another temperature
-    def __init__(self, temperature: float = 0.5, inputs=lambda *ab: ab, value=lambda loss: loss, deaf=False):
-        super().__init__(0.5 if deaf else temperature, inputs=inputs, value=value)
-
-    def forward(self, a, b):
-        return self.value(super().forward(*self.inputs(a, b)))
-
-
-def in_place(a, b):
-    a.data = normalize(a.data, dim=1)
-    return a, b
-
-
-ONE_CAUSE = {
-    "gradient exists": {"inputs": lambda a, b: (a, b.detach())}, "determinism": {"inputs": in_place},
-    "size": {"inputs": lambda a, b: (a[:, :64], b[:, :64])}, "temperature": {"deaf": True},
-    "eval mode": {"value": lambda loss: loss if torch.is_grad_enabled() else 2 * loss},
-    "gradcheck": {"value": lambda loss: 2 * loss - loss.detach()},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("check", "fault"), ONE_CAUSE.items(), ids=list(ONE_CAUSE))
-def test_one_fault_is_one_cause(check, fault):
-    checks = [name for name in QUICK if name != "state"]  # a lambda cannot be pickled
-    report = check_objective(Fault, options=fault, reference="infonce", only=checks)
-    assert list(report.causes) == [check]
-
-
 @pytest.mark.parametrize(
     ("target", "arguments", "message"),
     [

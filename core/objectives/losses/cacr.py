@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.objectives.objective import Objective, Rows
-from dipole.core.objectives.pair_data import other_views
+from dipole.core.objectives.pair_data import other_views, views_of
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.similarity import listed_similarities
@@ -42,6 +42,8 @@ def attraction(squared: Tensor, cost: Tensor, sharpness: float, detach: bool, ma
             "t_pos of Eq. 2 and t_neg of Eq. 4 are 1.0 and 2.0 by default, the values of App. C.2. Small images have "
             "others (App. C.1)",
             "t of the radial basis function (Eq. 13) is not stated: 2.0",
+            "App. B.5 has the RBF cost for the repulsion alone. cost=rbf has it for the attraction too, and "
+            "cost=rbf_repulsion is the appendix and the authors' code: with pairs of views, a logarithm for each",
             "Algorithm 3 stops the gradient of the positives' weights, Eqs. 2 and 3 do not: detach_weights, off by "
             "default",
             "the authors' code for SimCLR views repels between pairs of views, one direction each: "
@@ -55,13 +57,13 @@ class CACR(Objective):
     Formula (CACR Eqs. 2-5), d2 = ||x - y||^2 = 2 - 2 cos of unit vectors, c = d2 or -e^{-rbf_t d2} (Eq. 13):
         L_CA =  mean_i sum_{p in P(i)} [ e^{+t_pos d2_ip} / sum_{p'} e^{+t_pos d2_ip'} ] c_ip
         L_CR = -mean_i sum_{j in N(i)} [ e^{-t_neg d2_ij} / sum_{j'} e^{-t_neg d2_ij'} ] c_ij
-        L = L_CA + L_CR;   cost=rbf: L_CR = log( mean_i sum_j pi-_ij e^{-rbf_t d2_ij} )   (Eq. 14)
+        L = L_CA + L_CR;   RBF: L_CR = log( mean_i sum_j pi-_ij e^{-rbf_t d2_ij} )   (Eq. 14)
 
     Args:
         t_pos: sharpness of the positives' weights, >= 0.
         t_neg: sharpness of the negatives' weights, >= 0.
         k: number of positives used, >= 1. None uses all.
-        cost: "euclidean" (squared distance) or "rbf".
+        cost: "euclidean" (squared distance), "rbf", or "rbf_repulsion": the RBF cost for the negatives alone.
         rbf_t: precision of the RBF cost, > 0.
         positive_weights: "contrastive", "uniform" or "reversed" (flips the sign of the exponent, Table 8).
         negative_weights: the same for the negatives. Uniform for both is UAUR (Eq. 11).
@@ -89,7 +91,9 @@ class CACR(Objective):
         t_pos: Annotated[float, Range(at_least=0), "sharpness of the positives' weights"] = 1.0,
         t_neg: Annotated[float, Range(at_least=0), "sharpness of the negatives' weights"] = 2.0,
         k: Annotated[int | None, Range(at_least=1), "positives used, none for all"] = None,
-        cost: Annotated[Literal["euclidean", "rbf"], "squared distance, or its Gaussian kernel"] = "euclidean",
+        cost: Annotated[
+            Literal["euclidean", "rbf", "rbf_repulsion"], "squared distance, its Gaussian kernel, or that of negatives"
+        ] = "euclidean",
         rbf_t: Annotated[float, Range(above=0), "precision of the RBF cost"] = 2.0,
         positive_weights: Annotated[Weights, "how positives are weighted"] = "contrastive",
         negative_weights: Annotated[Weights, "how negatives are weighted"] = "contrastive",
@@ -138,7 +142,7 @@ class CACR(Objective):
         return 2 * self.weights()[1]
 
     def statistics(self) -> dict[str, AnyStatistic]:
-        if self.cost == "rbf":
+        if self.cost != "euclidean":
             return {"weights": LogSumExp(self._scale), "weighted": LogSumExp(self._scale + 2 * self.rbf_t)}
         if self._scale:
             return {"near": SoftmaxMean(self._scale)}
@@ -149,15 +153,27 @@ class CACR(Objective):
             attracted = self._attraction_of_views(rows)
         else:
             attracted = self._attraction(positive, rows.pairs.positive_mask)
-        if self.cost == "rbf":
+        if self.cost != "euclidean":
             kernel = rows.weighted - rows.weights - 2 * self.rbf_t  # log sum_j pi-_ij e^{-rbf_t d2_ij}, (A,)
             some = rows.count > 0
             if rows.pairs.positive_mask is not None:
                 some = some & rows.pairs.positive_mask.any(1)
             logs = torch.where(some, torch.where(some, kernel, 0.0), -torch.inf)
-            return rows.mean(attracted) + rows.log_mean_exp(logs, some)
+            return rows.mean(attracted) + self._repulsion(logs, some, rows)
         near = rows.near if self._scale else rows.total / rows.count.clamp_min(1)  # sum_j pi-_ij s_ij, (A,)
         return attracted - (2 - 2 * near)
+
+    def _repulsion(self, logs: Tensor, some: Tensor, rows: Rows) -> Tensor:
+        """Return the log mean over anchors, or the mean of those of each pair of views, as in the authors' code."""
+        known = rows.pairs.known
+        if self.cost == "rbf" or not known.view_pairs:
+            return rows.log_mean_exp(logs, some)
+        numbered = tuple((number, count) for number, (_, count) in enumerate(known.anchor_views))
+        run = views_of(numbered, logs.device)
+        of_runs = []
+        for number, _ in numbered:
+            of_runs.append(rows.log_mean_exp(torch.where(run == number, logs, -torch.inf), some & (run == number)))
+        return torch.stack(of_runs).mean()
 
     def _attraction(self, positive: Tensor, mask: Tensor | None) -> Tensor:
         """Return the attraction (n,) of rows from the cosines (n, K) of their positives."""
