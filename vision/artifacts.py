@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dipole.core.utils.errors import CheckpointError
+from dipole.core.utils.errors import CheckpointError, ReceivedError
 from dipole.core.utils.received import read_json
 from dipole.vision.captions import CaptionBranch
 from dipole.vision.config import VisionConfig
@@ -93,5 +93,9 @@ def read(folder: Path) -> Artifacts:
     try:
         content = read_json(folder / "vision.json")
         return Artifacts(folder, KnownImages(**content.pop("images")), **content)
+    except ReceivedError as error:
+        raise CheckpointError(
+            f"the model is damaged: {str(error).rstrip('.')}. Train again with --overwrite."
+        ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"the model {folder} is damaged: {error!r}. Train again with --overwrite.") from error

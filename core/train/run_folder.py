@@ -147,7 +147,13 @@ class RunFolder:
             if "cannot be read" not in reason:
                 reason = f"cannot be read: it {reason}"
             raise RecordError(f"{self.config} {reason}") from error
-        return resolve(written, overrides).config
+        overrides = list(overrides)
+        try:
+            return resolve(written, overrides).config
+        except ConfigError as error:
+            if overrides:
+                raise
+            raise ConfigError(f"{self.config}: {error}") from error
 
 
 def find_run(text: str | Path, runs: str | Path = DEFAULT_RUNS) -> RunFolder:
