@@ -161,6 +161,11 @@ def test_wrong_tables_are_one_message(tmp_path, table):
     source = shutil.copy(table / "pairs.csv", tmp_path / "pairs.csv")
     shutil.copytree(table / "images", tmp_path / "images")
     refused(DataError, r"pairs.csv, line 2: no column 'picture'.*Set vision.columns", pairs_of, source, "picture", "x")
+    for cell in ("https://x.org/a.png", "data:image/png;base64", "iVBORw0KGgo" * 40):
+        (tmp_path / "texts.csv").write_text(f"image,positive\n{cell},images/3.png\n")
+        refused(DataError, r"line 2: column 'image' holds .*base64\.b64decode", pairs_of, tmp_path / "texts.csv")
+    (tmp_path / "texts.csv").write_text("image,positive\n~nobody42/x.png,images/3.png\n")
+    refused(DataError, r"~nobody42/x\.png: no such image file", pairs_of, tmp_path / "texts.csv")
     (tmp_path / "images/3.png").unlink()
     refused(DataError, r"pairs.csv, line 5: .*3.png: no such image file", pairs_of, source)
     (tmp_path / "images/3.png").write_bytes(b"no image")

@@ -4,6 +4,7 @@ import base64
 import datetime
 import os
 import warnings
+from contextlib import nullcontext
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -373,7 +374,9 @@ def test_metadata_of_each_split_of_folders_and_of_no_labels(tmp_path):
     assert opened(tmp_path, "test").labels.tolist() == [1, 1, 1]
     for rows in ([{"file_name": "cat/0.png", "caption": "a"}], [{"id": "7", "label": "x"}]):  # leaves the classes
         metadata(images(tmp_path / "classes", "cat", "dog"), rows)
-        assert opened(tmp_path / "classes").counts() == {"cat": 3, "dog": 3}
+        said = pytest.warns(UserWarning, match="without the column 'file_name', only id, label")
+        with nullcontext() if "file_name" in rows[0] else said:
+            assert opened(tmp_path / "classes").counts() == {"cat": 3, "dog": 3}
 
 
 def test_columns_and_file_names_of_metadata(tmp_path):

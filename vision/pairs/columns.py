@@ -3,8 +3,10 @@
 import hashlib
 import io
 import os
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.utils.errors import DataError
+from dipole.core.utils.files import is_file
 from dipole.core.utils.rows import located_rows, require_columns, texts_in
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.text import counted, warn
@@ -27,6 +30,8 @@ from dipole.vision.sources.images import decode_all
 from dipole.vision.sources.metadata import READER
 
 UTF8 = "utf-8"
+LONGEST_NAME = 255  # characters of a part of a path; longer text is an image in base64
+ADDRESS = re.compile(r"data:|[a-zA-Z][a-zA-Z0-9+.-]+://")
 CAPTION_NAMES = ("caption", "captions", "text", "sentence", "description")
 CLASS_SETTINGS = ("classes", "pretrain_classes", "pretrain_split", "imbalance", "only_labelled")
 """Settings of [vision.data] that choose or weight images by class or split, which pairs do not have."""
@@ -225,7 +230,7 @@ def _decoded(
     name: str, files: Sequence[tuple[Path | bytes, str]], rows: Tensor, captions: Sequence[str], decoding: Decoding
 ) -> PairedSet:
     """Decode the images of rows (n, C) of numbers of files. Leave out rows with a broken image, if that is allowed."""
-    absent = [where for file, where in files if isinstance(file, Path) and not file.is_file()]
+    absent = [where for file, where in files if isinstance(file, Path) and not is_file(file)]
     if absent and decoding.on_corrupt == "refuse":
         more = f" (and {len(absent) - 1} more)" if len(absent) > 1 else ""
         raise DataError(
@@ -275,9 +280,24 @@ def _image(cell: Any, name: str, where: str, folder: Path) -> Path | bytes | Non
     if cell is None or isinstance(cell, bytes):
         return cell or None
     if isinstance(cell, str):
-        return folder / Path(cell.strip()).expanduser() if cell.strip() else None
+        return _path(cell.strip(), name, where, folder)
     if hasattr(cell, "save"):  # an image that `datasets` decoded
         written = io.BytesIO()
         cell.save(written, format="PNG")
         return written.getvalue()
     raise DataError(f"{where}: column {name!r} holds {type(cell).__name__}, expected the path of an image")
+
+
+def _path(text: str, name: str, where: str, folder: Path) -> Path | None:
+    """Return the path of an image, or None for an empty text. Raise DataError for addresses and base64."""
+    if not text:
+        return None
+    if ADDRESS.match(text) or max(map(len, Path(text).parts)) > LONGEST_NAME:
+        raise DataError(
+            f"{where}: column {name!r} holds {text[:40]!r}, expected the path of an image. Fetch or decode the images "
+            "first (base64.b64decode), and give their paths, or their bytes in a parquet file."
+        )
+    path = Path(text)
+    with suppress(RuntimeError):  # no such user
+        path = path.expanduser()
+    return folder / path

@@ -8,7 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from dipole.core.utils.errors import DataError
+from dipole.core.utils.files import is_file
 from dipole.core.utils.rows import Asker, located_rows
+from dipole.core.utils.text import warn
 from dipole.vision.decoding import first_names
 from dipole.vision.sources.base import Decoding
 from dipole.vision.sources.labels import label_columns, labels_of
@@ -24,20 +26,23 @@ Told = tuple[list[Path], Tensor, tuple[str, ...], list[str]]
 def read_metadata(tables: Sequence[Path], images: Sequence[Path], options: Decoding) -> Told | None:
     """Read the labels of images from tables. Return None if the tables name no files or have no labels.
 
-    A table has a column `file_name`, relative to its folder, or NAME_file_name for `image_column` = NAME. Raise
-    DataError if a table cannot be read, has no such column, or names a file that is not there.
+    A table has a column `file_name`, relative to its folder, or NAME_file_name for `image_column` = NAME. Rows without
+    it are left out with a warning. Raise DataError if a table cannot be read or names a file that is not there.
     """
     rows: dict[Path, dict[str, Any]] = {}
-    absent = []
+    absent, unnamed = [], {}
     for table in tables:
         for where, row in located_rows(str(table), "train", "utf-8", READER):
             named = file_column(row, options)
             if named is None:
+                unnamed[table] = first_names(row) if isinstance(row, dict) else type(row).__name__
                 continue
             file = Path(os.path.normpath(table.parent / str(row[named] or "")))
             rows[file] = row
-            if not file.exists():
+            if not is_file(file):
                 absent.append(f"{where}: no file {row[named]!r}")
+    for table, columns in unnamed.items():
+        warn(f"{table} has a row without the column {NAME!r}, only {columns}. It is not read", stacklevel=2)
     if absent and options.on_corrupt == "refuse":
         raise DataError(
             f"{first_names(absent, '; ')}. Names are relative to the table. Correct them, or set "
