@@ -21,6 +21,7 @@ from dipole.core.train.recipe import describe
 from dipole.core.utils.errors import ConfigError, nearest
 from dipole.rl.arguments import plain
 
+MOST = 2**62  # PyTorch counts rows in 64 bits
 Rate = Annotated[float, Field(ge=0, le=10)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Period = Annotated[int, Field(ge=1)]
@@ -136,7 +137,7 @@ class AgentTable(Settings):
     crop_inclusive: bool = Field(False, description="false never draws the last crop offset (the repository)")
     positives: int | None = Field(None, ge=1, le=64, description="views other than the anchor. Default the objective's")
     exclude_duplicates: bool = Field(False, description="keep exact duplicates in a batch out of the negatives")
-    buffer_size: int = Field(100_000, ge=2, description="transitions in replay")
+    buffer_size: int = Field(100_000, ge=2, le=MOST, description="transitions in replay")
     learning_starts: int = Field(1000, ge=0, description="agent steps of uniform actions before the first update")
     train_freq: Period | tuple[Period, Literal["step", "episode"]] = Field(
         1, description="agent steps, or episodes, between updates"
@@ -193,7 +194,7 @@ class AgentTable(Settings):
     noise_clip: float = Field(0.3, ge=0, le=10, description="drq: largest noise in targets and in the actor's loss")
     channels_last: bool = Field(True, description="memory layout of the convolutions")
     compile: bool | CompileMode = Field(False, description="torch.compile the networks, in its default mode or another")
-    chunk: int = Field(64, ge=0, description="rows that go through the encoder at once on the CPU (0: all)")
+    chunk: int = Field(64, ge=0, le=MOST, description="rows that go through the encoder at once on the CPU (0: all)")
 
     @model_validator(mode="before")
     @classmethod
@@ -246,7 +247,7 @@ class AgentSettings(AgentTable):
     """
 
     objective: str = CURL_OBJECTIVE
-    batch_size: int = Field(128, ge=2)
+    batch_size: int = Field(128, ge=2, le=MOST)
     learning_rate: Rate | Callable[[float], float] = 1e-3
     precision: Literal["float32", "bf16"] = "float32"
 

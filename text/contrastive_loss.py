@@ -25,6 +25,8 @@ from dipole.core.utils.distributed import all_sum, as_single_process, world_size
 from dipole.core.utils.errors import ConfigError, OptionError, PairsError
 from dipole.core.utils.text import warn
 
+LABELS = {"label", "labels", "score", "scores"}  # columns that sentence-transformers takes for labels
+LARGEST = 2**53  # whole numbers up to here have a float of their own
 Direction = Literal["query_to_doc", "query_to_query", "doc_to_query"]
 
 MODES: dict[frozenset[str], str] = {
@@ -104,7 +106,7 @@ class ContrastiveLoss(nn.Module):
         for parameter in self.objective.parameters():
             # It is no part of the model, whose gradients DistributedDataParallel averages.
             parameter.register_hook(mean_over_ranks)
-        carry(self)
+        carry(self, unwrapped(model))
 
     def trains(self, model: nn.Module) -> bool:
         """Return whether this is the loss of a model.
@@ -113,6 +115,21 @@ class ContrastiveLoss(nn.Module):
             model: as it was given, or wrapped by DistributedDataParallel or torch.compile.
         """
         return unwrapped(self.model) is unwrapped(model)
+
+    def check_dataset(self, dataset: Any) -> None:
+        """Check the labels of a training set before the first step. Called by `ObjectiveCallback`.
+
+        Args:
+            dataset: of the `datasets` library, or several in a ConcatDataset. Others are left alone.
+
+        Raises:
+            PairsError: labels are no numbers.
+        """
+        for part in getattr(dataset, "datasets", [dataset]):
+            features = getattr(part, "features", None) or {}
+            for name in LABELS & set(features):
+                if hasattr(features[name], "dtype"):  # no list
+                    _check_labels(part, name, str(features[name].dtype))
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
         """The loss of a batch, (), with gradient.
@@ -346,12 +363,28 @@ def class_numbers(labels: Tensor, batch: int) -> Tensor:
         return labels.long()
     if not labels.is_floating_point():
         return labels
-    if not bool((labels.isfinite() & (labels == labels.round())).all()):
+    if not bool(((labels == labels.round()) & (labels.abs() < LARGEST)).all()):
         raise PairsError(
             "labels are scores, not classes: one column of text needs a column 'label' of whole numbers. "
             "For pairs with scores take two columns and a loss such as CoSENTLoss."
         )
     return labels.long()
+
+
+def _check_labels(dataset: Any, name: str, kind: str) -> None:
+    """Check a column of labels with values of one kind."""
+    if not kind.startswith(("int", "uint", "float", "bool")):
+        raise PairsError(
+            f"the column {name!r} holds values of the type {kind}, and labels are numbers. Give data."
+            f"class_encode_column({name!r}), or data.remove_columns({name!r}) if the loss needs no labels."
+        )
+    is_single = hasattr(dataset, "unique") and len(dataset.features) == 2  # of one text, and no stream
+    if is_single and {-1, 0} <= set(dataset.select_columns(name).unique(name)):
+        warn(
+            f"-1 in the column {name!r} is a class here, and SNLI and others mark rows without a label with it. If "
+            f"yours does, give data.filter(lambda row: row[{name!r}] >= 0).",
+            stacklevel=2,
+        )
 
 
 def _of_columns(rows: dict[str, Tensor], count: int, directions: frozenset[str]) -> Pairs | tuple[Pairs, ...]:

@@ -204,5 +204,5 @@ def compute_loss(
     if model is not None or find_spec("transformers") is not None:
         from dipole.core.train.objective_callback import carry
 
-        carry(found, in_model=model is not None)
+        carry(found, model, in_model=model is not None)
     return found

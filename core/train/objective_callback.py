@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import load_file, save
-from torch import Tensor
+from torch import Tensor, nn
 
 from dipole.core.objectives.objective import Composite
 from dipole.core.utils.distributed import world_size
@@ -31,21 +32,60 @@ with needing("text", __name__):
 
 FILE = "objective.safetensors"
 """File of the objectives in a trainer's checkpoint folder."""
+STATE = "trainer_state.json"
 
 _carriers: list[ref[Any]] = []
 
 
-def carry(carrier: Any, in_model: bool = False) -> None:
+def carry(carrier: Any, model: nn.Module | None, in_model: bool = False) -> None:
     """Register a loss for trainers.
 
     Args:
         carrier: the loss, with `objective` and `trains(model)`, which returns whether it is the loss of that model. It
             gets `taken`, whether a trainer's callback has found it. A loss of no model instead sets `called` at each
-            call, so the next optimizer step is its own.
+            call, so the next optimizer step is its own. `check_dataset`, if it has one, gets the training set.
+        model: the one that is trained with it, if it is known.
         in_model: whether the objective is saved with the model.
     """
     carrier.taken, carrier.in_model = False, in_model
     _carriers.append(ref(carrier))
+    if model is not None:
+        model.register_load_state_dict_pre_hook(_refuse_other_losses)
+
+
+def _refuse_other_losses(model: nn.Module, *_: Any) -> None:
+    """Check the checkpoint that a trainer resumes, before its optimizer is loaded. Callbacks are called after that."""
+    frame = sys._getframe()
+    while frame.f_code.co_name != "_load_from_checkpoint":
+        if frame.f_back is None:
+            return  # not a trainer's
+        frame = frame.f_back
+    folder = Path(frame.f_locals[frame.f_code.co_varnames[1]])
+    if (folder / STATE).is_file():
+        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        found = [each for each in (carrier() for carrier in _carriers) if each and each.trains(model)]
+        _require_same(found, state.get("global_step"), state.get("stateful_callbacks", {}))
+
+
+def _require_same(carriers: list[Any], step: Any, callbacks: dict[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint's attributes of the callback. Raise CheckpointError if it belongs to other objectives."""
+    kept = callbacks.get(ObjectiveCallback.__name__) or {}
+    attributes: dict[str, Any] = (kept[0] if isinstance(kept, list) else kept).get("attributes", {})
+    own, before = [str(each.objective) for each in carriers], attributes.get("objectives", [])
+    shapes = _shapes(carriers)
+    earlier = attributes.get("parameters", shapes * len(before))
+    known = [(_terms(text), shape) for text, shape in zip(before, earlier, strict=False)]
+    if own and before and not any((_terms(text), shape) in known for text, shape in zip(own, shapes, strict=True)):
+        raise CheckpointError(
+            f"the checkpoint of step {step} belongs to another loss: it was trained with {'; '.join(before)}, and this "
+            f"loss is {'; '.join(own)}. Resume with that loss, or start anew from the weights of the model."
+        )
+    return attributes
+
+
+def _shapes(carriers: list[Any]) -> list[dict[str, list[int]]]:
+    """Return the names and shapes of each objective's state."""
+    return [{name: [*value.shape] for name, value in each.objective.state_dict().items()} for each in carriers]
 
 
 def needs_trainer(objective: Composite) -> bool:
@@ -90,6 +130,8 @@ class ObjectiveCallback(TrainerCallback, ExportableState):
         ]
         for each in self._found:
             each.taken = True
+            if hasattr(each, "check_dataset"):
+                each.check_dataset(getattr(kwargs["train_dataloader"], "dataset", None))
         _called()
         self._forget_gradients()
         if state.global_step:
@@ -136,6 +178,7 @@ class ObjectiveCallback(TrainerCallback, ExportableState):
         attributes: dict[str, Any] = {}
         if self._found:
             attributes["objectives"] = [str(each.objective) for each in self._found]
+            attributes["parameters"] = _shapes(self._found)
         values = self._values()
         if values and self._folder is not None:
             attributes["written"] = {"file": str(self._folder / FILE), "sha256": tensors_hash(values)}
@@ -151,15 +194,7 @@ class ObjectiveCallback(TrainerCallback, ExportableState):
 
     def _resume(self, args: Any, state: Any) -> None:
         wanted = self._values()
-        kept = state.stateful_callbacks.get(type(self).__name__) or {}
-        attributes = (kept[0] if isinstance(kept, list) else kept).get("attributes", {})
-        own, before = [str(each.objective) for each in self._found], attributes.get("objectives")
-        if own and before and not any(_terms(each) in map(_terms, before) for each in own):
-            raise CheckpointError(
-                f"the checkpoint of step {state.global_step} belongs to another loss: it was trained with "
-                f"{'; '.join(before)}, and this loss is {'; '.join(own)}. Resume with that loss, or start anew from "
-                "the weights of the model."
-            )
+        attributes = _require_same(self._found, state.global_step, state.stateful_callbacks)
         if not wanted:
             return
         written = attributes.get("written")

@@ -278,10 +278,11 @@ class ContrastiveCallback(BaseCallback):
     def _replayed(self) -> Seen | None:
         """Return a batch of the replay buffer as the agent sees it, or None while there are fewer than two."""
         model: Any = self.model
-        count = min(self.batch_size, model.replay_buffer.size() * model.n_envs)
-        if count < 2:
+        replay = model.replay_buffer
+        count = min(self.batch_size, replay.size() * model.n_envs)
+        if count < 2 or not np.any(getattr(replay, "ep_length", True)):  # HER draws from complete episodes alone
             return None
-        seen: Seen = model.replay_buffer.sample(count, env=model._vec_normalize_env).observations
+        seen: Seen = replay.sample(count, env=model._vec_normalize_env).observations
         return seen
 
     def _collected(self) -> Seen | None:

@@ -10,7 +10,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import dipole
 from dipole import ConfigError, Objective, OptionError, Pairs, PairsError, SpecError
+from dipole.core.utils.errors import CheckpointError
 from tests.ranks import from_ranks
+from tests.runs import refused
 
 ROWS = 11
 
@@ -298,19 +300,35 @@ def rows(names, labels=True):
     ]
 
 
-def trained(model, loss, data, tmp_path, batch=8, accumulation=3, **more):
+def trained(model, loss, data, tmp_path, batch=8, accumulation=3, resume=None, **more):
     """Return a Trainer after plain gradient descent. Ranks import this module, and need no transformers."""
     from transformers import Trainer, TrainingArguments
 
     args = TrainingArguments(
         str(tmp_path), learning_rate=0.5, optim="sgd", lr_scheduler_type="constant", max_grad_norm=0, report_to=[],
-        disable_tqdm=True, use_cpu=True, remove_unused_columns=False, save_strategy="no",
-        per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation, **({"max_steps": 1} | more),
+        disable_tqdm=True, use_cpu=True, remove_unused_columns=False, per_device_train_batch_size=batch,
+        gradient_accumulation_steps=accumulation, **({"max_steps": 1, "save_strategy": "no"} | more),
     )  # fmt: skip
     trainer = Trainer(model, args, train_dataset=data, eval_dataset=data, compute_loss_func=loss)
     trainer._get_train_sampler = lambda *given: torch.utils.data.SequentialSampler(data)
-    trainer.train()
+    trainer.train(resume_from_checkpoint=resume and str(resume))
     return trainer
+
+
+def test_a_trainer_resumes_with_the_same_objective_alone(tmp_path):
+    """It is told before the optimizer, whose error would be of another library, gets the other parameters."""
+    pytest.importorskip("transformers")
+
+    def run(text, **more):
+        model = Two()
+        return trained(model, dipole.compute_loss(text, model=model, dim=4), rows("xy"), tmp_path / "out", **more)
+
+    learned = "infonce(temperature=learned)"
+    run(learned, save_strategy="steps", save_steps=1)
+    given = {"max_steps": 2, "resume": tmp_path / "out" / "checkpoint-1"}
+    for other in ("infonce", "infonce(similarity=bilinear)", "siglip", f"{learned} + 0.1*cllr"):
+        refused(CheckpointError, r"infonce\(temperature=learned\), and this loss is", run, other, **given)
+    assert run(learned, **given).state.global_step == 2
 
 
 def symmetric(a, b, temperature):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.wrappers import TransformObservation
-from stable_baselines3 import A2C, DQN, PPO, SAC, TD3
+from stable_baselines3 import A2C, DQN, PPO, SAC, TD3, HerReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback, EveryNTimesteps
 from stable_baselines3.common.callbacks import CallbackList as BaseCallbackList
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
@@ -307,7 +307,20 @@ def test_on_policy_agents_step_after_their_update(wrap, steps):
     assert max(divergences) < 1e-6
 
 
+def hindsight():
+    """SAC with hindsight replay, which cannot draw before the first episode ends, and no updates of its own."""
+    env, goal = DotEnv(size=36), gymnasium.spaces.Box(-1, 1, (2,))
+    names = {"observation": env.observation_space, "achieved_goal": goal, "desired_goal": goal}
+    space = gymnasium.spaces.Dict(names)
+    goals = TransformObservation(
+        env, lambda seen: {**dict.fromkeys(names, np.zeros(2, np.float32)), "observation": seen}, space
+    )
+    settings = {"replay_buffer_class": HerReplayBuffer, "gradient_steps": 0, "learning_starts": 2}
+    return SAC("MultiInputPolicy", goals, buffer_size=100, policy_kwargs={"net_arch": [8]}, device="cpu", **settings)
+
+
 @pytest.mark.parametrize(("make", "steps", "said"), [
+    (lambda each: (hindsight(), each), 8, "fewer than two different observations"),
     (lambda each: (made(PPO), each), 0, "in 0 timesteps. No rollout was complete"),
     (lambda each: (sac(), each), 10, "in 10 timesteps. The agent's learning_starts is 10: lower it"),
     (lambda each: (sac(), every(90)(each)), 20, "in 20 timesteps. It is inside an EventCallback that had no"),

@@ -419,6 +419,7 @@ def test_architectures_equal_those_of_sb3():
     ({"policy_kwargs": [8]}, "policy_kwargs must be a dictionary"),
     ({"log_std_init": -1.0}, "log_std_init has no effect with use_sde=False"),
     ({"use_sde": True, "log_std_bounds": (-5, 2)}, "log_std_bounds has no effect with use_sde=True"),
+    *(({name: 10**400}, f"{name}: should be less than or equal to") for name in ("buffer_size", "batch_size", "chunk")),
     ({"sde_sample_freq": -2}, "sde_sample_freq: must be an integer >= 1, or -1"),
     ({"use_sde": True, "sde_sample_freq": 0}, "sde_sample_freq"),
     ({"path": "sac", "taw": 0.5}, "there is no setting 'taw'"),

@@ -133,9 +133,26 @@ def test_labels_that_were_read_as_floats(folder, kind):
     loss, column, classes = kind(model, "infonce"), features(model, 1), torch.tensor([0, 0, 1, 1, 1, 2])
     assert loss(column, classes.double()).item() == loss(column, classes).item()
     assert loss(column, classes == 1).item() == loss(column, (classes == 1).long()).item()
-    for scores in (torch.rand(ROWS), classes / 0.0):
+    for scores in (torch.rand(ROWS), classes / 0.0, classes * 1e30):
         refused(PairsError, "labels are scores, not classes", loss, column, scores)
     refused(PairsError, r"one class number for each of 6 sentences, got \(6, 1\)", loss, column, classes[:, None])
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [(["a", "b"] * 3, r"type string, and labels are numbers.*class_encode_column\('label'\)"),
+     ([-1, 0, 1] * 2, None)],
+)  # fmt: skip
+def test_labels_of_a_training_set_are_checked_before_the_first_step(folder, tmp_path, labels, message):
+    model = tiny_model(folder)
+    data = Dataset.from_dict({"anchor": COLUMNS["anchor"], "label": labels})
+    args = Arguments(str(tmp_path), max_steps=1, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True)
+    trainer = SentenceTransformerTrainer(model, args, data, loss=dipole.text.ContrastiveLoss(model, "infonce"))
+    if message is not None:
+        refused(PairsError, message, trainer.train)
+        return
+    with pytest.warns(UserWarning, match="-1 in the column 'label' is a class here, and SNLI.* >= 0"):
+        trainer.train()
 
 
 NO_NEGATIVE, NO_POSITIVE = torch.zeros(ROWS, dtype=torch.long), torch.arange(ROWS)
