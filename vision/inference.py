@@ -1,6 +1,5 @@
 """Features of image files from a trained encoder, with the preprocessing of its evaluation."""
 
-import io
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import Tensor
 from dipole.core.train.inference import Embedder, Inputs
 from dipole.core.utils.backbone import open_exported
 from dipole.core.utils.errors import DataError, OptionError
+from dipole.core.utils.pictures import open_image
 from dipole.vision.decoding import attempt, decode, file_bytes
 from dipole.vision.sources import described, open_source, reader_of
 from dipole.vision.sources.base import Decoding
@@ -147,7 +147,7 @@ def view_of(data: bytes, decoded: int | None, size: int | None) -> np.ndarray:
     Both are the same for square images, unless the run stores them at another size than that of its views.
     """
     if decoded in (None, size):
-        with Image.open(io.BytesIO(data)) as image:
+        with open_image(data) as image:
             if image.width == image.height:
                 return decode(data, decoded)
     return decode(data, size, exact=True)

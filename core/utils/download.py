@@ -180,7 +180,8 @@ def _go_on(url: str, file: RemoteFile, part: Path, progress: Progress) -> bool:
             return _go_on(url, file, part, progress)
         if not done and answer.status in (204, 206):
             raise ValueError(f"the server sends {answer.status} {answer.reason}, not the file")
-        if file.checksum is None and answer.headers.get_content_type() == "text/html" and not _is_page(file):
+        is_page = answer.headers.get_content_type() == "text/html" and not file.path.lower().endswith(("html", "htm"))
+        if file.checksum is None and is_page:
             raise ValueError("the server sends a web page, not the file")
         packed = answer.headers.get("Content-Encoding", "identity")
         # Servers also call the file's own packing so.
@@ -206,10 +207,6 @@ def _go_on(url: str, file: RemoteFile, part: Path, progress: Progress) -> bool:
             target.flush()
             os.fsync(target.fileno())
     return total is None or done == total
-
-
-def _is_page(file: RemoteFile) -> bool:
-    return file.path.lower().endswith((".html", ".htm"))
 
 
 def _origin_of(part: Path) -> Path:

@@ -25,11 +25,27 @@ def open_rgb(data: bytes, size: int | None = None) -> Image.Image:
 
     A JPEG may be decoded at a lower resolution of at least `size`.
     """
-    with Image.open(io.BytesIO(data)) as image:
-        check_pixels(image, len(data))
+    with open_image(data) as image:
         if size is not None:
             image.draft("RGB", (size, size))
         return upright(eight_bits(image).convert("RGB"), image)
+
+
+def open_image(data: bytes) -> Image.Image:
+    """Open an image without decoding it.
+
+    Raises:
+        ValueError: the file is empty, a pointer of Git LFS, PostScript, or would take gigabytes of memory.
+    """
+    if not data:
+        raise ValueError("the file is empty")
+    if data.startswith(b"version https://git-lfs"):
+        raise ValueError("a pointer of Git LFS in place of the image; fetch it with: git lfs pull")
+    image = Image.open(io.BytesIO(data))
+    if image.format == "EPS":  # Pillow would run Ghostscript
+        raise ValueError("PostScript is not read; save it as PNG")
+    check_pixels(image, len(data))
+    return image
 
 
 def check_pixels(image: Image.Image, size: int) -> None:

@@ -21,7 +21,7 @@ from dipole.vision.adapter import VisionAdapter
 from dipole.vision.data import DataConfig, load
 from dipole.vision.encoders.hub import write_processor
 from dipole.vision.exported import open_folder
-from dipole.vision.inference import read_images
+from dipole.vision.inference import read_images, view_of
 from tests.runs import commanded, refused
 from tests.vision.made import CPU, ONE_STEP, configured, make_adapter, png, source_of
 from tests.vision.test_hub_encoders import configs
@@ -267,6 +267,15 @@ def test_a_small_file_of_a_huge_picture_is_refused(mode, kind, options):
     data = io.BytesIO()
     Image.new(mode, (9000, 9000)).save(data, kind, **options)
     refused(ValueError, r"9000 x 9000 pixels in .* would take gigabytes", open_rgb, data.getvalue())
+
+
+@pytest.mark.parametrize(("data", "said"), [
+    (b"", "the file is empty"), (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
+    (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "PostScript is not read; save it as PNG"),
+])  # fmt: skip
+def test_what_a_file_holds_in_place_of_an_image_is_named(data, said):
+    refused(ValueError, said, open_rgb, data)
+    refused(ValueError, said, view_of, data, None, 8)
 
 
 def test_images_of_five_channels_train_and_embed(tmp_path):
