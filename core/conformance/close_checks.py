@@ -122,6 +122,7 @@ def _demand_slope(
     length = float(torch.stack([g.norm() for g in gradient]).norm())
     if length == 0:
         return
+    rounding = 1e-15 * max(1.0, abs(float(found.value)))
     source = torch.Generator().manual_seed(4)
     random = [torch.randn(x.shape, generator=source, dtype=x.dtype) for x in inputs]
     size = float(torch.stack([r.norm() for r in random]).norm())
@@ -131,7 +132,7 @@ def _demand_slope(
         for held in (False, True) if stops else (False,):
             call = Stops().held(function, *inputs) if held else function
             slopes.append(slope_along(call, inputs, direction, step))
-            if abs(slopes[-1] - claimed) <= SLOPE * length:
+            if abs(slopes[-1] - claimed) <= SLOPE * length + rounding / step:
                 break
         else:
             raise Failed(

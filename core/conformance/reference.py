@@ -343,16 +343,6 @@ def cacr(
     return mean(attraction) + mean(repulsion)
 
 
-def uaur(case: Case) -> Number:
-    """CACR Eq. 11: expected cost of the positives minus expected cost of the negatives, all pairs alike."""
-    case, losses = case.on_sphere(), []
-    for i in case.counted():
-        pos = [squared_distance(case.anchors[i], case.candidates[p]) for p in case.positives[i]]
-        neg = [squared_distance(case.anchors[i], case.candidates[j]) for j in case.negatives(i)]
-        losses.append(mean(pos) - mean(neg))
-    return mean(losses)
-
-
 def triplet(case: Case, *, margin: float, mode: str) -> Number:
     """CACR App. B.5: [cost of the positives - cost of the negatives + margin]_+, expected or hardest."""
     case, losses = case.on_sphere(), []

@@ -153,29 +153,9 @@ def mean_without_negatives(a, b):
     return e.fill_diagonal_(0)[:n, :n].sum() / (n * (n - 1)) + good(a, b)
 
 
-class Remembering(Good):
-    """Keeps what it has seen outside its state, and draws a constant that state_dict does not carry."""
-
-    counts, draws = True, False
-
-    def __init__(self, temperature: float = 0.5):
-        super().__init__(temperature)
-        self.register_buffer("calls", torch.zeros(()), persistent=False)
-        self.scale = float(torch.rand(())) if self.draws else 1.0
-
-    def forward(self, a, b):
-        self.calls += self.counts
-        return super().forward(a, b) * self.scale * (self.calls if self.counts else 1)
-
-
-class RandomScale(Remembering):
-    counts, draws = False, True
-
-
 FAULTS = {
     "wrong sign": (lambda a, b: -good(a, b), {"reference"}),
     "detached keys": (lambda a, b: good(a, b.detach()), {"gradient exists", "reference"}),
-    "detached": (lambda a, b: good(a, b).detach(), {"gradient exists", "gradcheck", "descent", "reference"}),
     "detached weights": (detached_weights, {"gradcheck"}),
     "missing negatives": (missing_negatives, {"reference"}),
     "unshifted": (unshifted, {"low temperature", "float16", "bfloat16"}),
@@ -183,8 +163,6 @@ FAULTS = {
     "added epsilon": (lambda a, b: -(at_positives(good.logits(a, b).softmax(1)) + 1e-8).log().mean(), {"reference"}),
     "order dependent": (order_dependent, {"permutation"}),
     "random": (lambda a, b: good(a + 0.1 * torch.randn_like(a), b), {"determinism"}),
-    "remembering": (Remembering, {"determinism", "state"}),
-    "random scale": (RandomScale, {"state"}),
     "root of distance": (lambda a, b: good(a, b) + (a - b).square().sum(1).sqrt().mean(), {"identical points"}),
     "mean without negatives": (mean_without_negatives, {"one anchor"}),
 }

@@ -67,9 +67,13 @@ def with_labels(a, b, labels):
     return softplus(4 * sign.to(s.dtype) * s).mean()
 
 
-class Scored(nn.Module):  # CosineSimilarityLoss of sentence-transformers
+class Scored(nn.Module):  # CosineSimilarityLoss of sentence-transformers, with a parameter called as an input
+    def __init__(self):
+        super().__init__()
+        self.b = nn.Parameter(torch.tensor(0.9))
+
     def forward(self, a, b, scores):
-        return (cosine_similarity(full(a), full(b)) - scores).square().mean()
+        return (cosine_similarity(full(a), full(b)) - self.b.to(full(a).dtype) * scores).square().mean()
 
 
 class NTXent(nn.Module):  # the correct twin equals infonce. A fault replaces one of its parts
@@ -210,23 +214,6 @@ def test_weights_that_are_ignored_are_found():
         (row,) = check_objective(Unweighted, options={"says": says}, only=["weights"]).rows
         outcomes[says] = row.outcome, row.detail[:7]
     assert outcomes == {"own": ("-", "a term "), "rows": ("FAIL", "a row o"), None: ("ok", "refused")}
-
-
-class Sigmoid(nn.Module):
-    """Learned numbers, of which one is called as an input."""
-
-    def __init__(self):
-        super().__init__()
-        self.t, self.b = nn.Parameter(torch.tensor(2.3)), nn.Parameter(torch.tensor(-3.0))
-
-    def forward(self, a, b):
-        a, b = normalize(full(a), dim=1), normalize(full(b), dim=1)
-        sign = 1 - 2 * torch.eye(len(a), dtype=a.dtype, device=a.device)
-        return softplus(sign * (self.t.to(a.dtype).exp() * a @ b.T + self.b.to(a.dtype))).sum(1).mean()
-
-
-def test_a_parameter_may_have_the_name_of_an_input():
-    assert failures(Sigmoid, only=QUICK) == set()
 
 
 @pytest.mark.parametrize(
