@@ -118,9 +118,17 @@ class Augment:
         else:
             self.configs = [_changed(each.model_dump(), {"size": each.size or size, **changes}) for each in preset]
         self._augmentations = [Augmentation(each) for each in self.configs]
-        if (mean is None) != (std is None) or (std is not None and not all(each > 0 for each in std)):
-            raise OptionError(f"Augment takes mean and std together, with std > 0, got mean={mean} and std={std}.")
-        self._mean_std = None if mean is None or std is None else (tuple(mean), tuple(std))
+        self._mean_std = None
+        if mean is not None or std is not None:
+            try:
+                self._mean_std = tuple(map(float, mean)), tuple(map(float, std))  # type: ignore[arg-type]
+            except TypeError:
+                self._mean_std = (), (0.0,)
+            if not all(each > 0 for each in self._mean_std[1]):
+                raise OptionError(
+                    "Augment takes mean and std together, one number for each channel, with std > 0, such as "
+                    f"mean=(0.5,), std=(0.5,), got mean={mean} and std={std}."
+                )
 
     def __call__(self, images: Image.Image | Tensor, generator: torch.Generator | None = None) -> list[Tensor]:
         """Return one view for each of `configs`.
@@ -139,7 +147,7 @@ class Augment:
             views = [self._of_picture(images, each, generator) for each in self._augmentations]
         else:
             _check(images)
-            views = [each(images, generator) for each in self._augmentations]
+            views = [each(images.detach(), generator) for each in self._augmentations]
         return [self._normalized(view) for view in views]
 
     def _of_picture(self, image: Image.Image, augment: Augmentation, generator: torch.Generator | None) -> Tensor:
@@ -199,16 +207,25 @@ def _changed(settings: Settings, changes: Settings) -> AugmentConfig:
 
 
 def _check(images: Any) -> None:
-    if not isinstance(images, Tensor) or images.ndim not in (3, 4):
-        shown = f"a tensor {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
-        raise OptionError(
-            f"Augment takes a PIL image, or a tensor (C, H, W) or (n, C, H, W), got {shown}. Make a tensor of an array "
-            "(H, W, C) by torch.from_numpy(array).permute(2, 0, 1)."
-        )
+    takes = "Augment takes a PIL image, or a tensor (C, H, W) or (n, C, H, W), got "
+    if not isinstance(images, Tensor):
+        fix = ""
+        if isinstance(images, np.ndarray):
+            fix = " Make a tensor of an array (H, W, C) by torch.from_numpy(array).permute(2, 0, 1)."
+        raise OptionError(f"{takes}{type(images).__name__}.{fix}")
+    last = images.ndim - 1
+    if images.ndim not in (3, 4) or not images.numel():
+        raise OptionError(f"{takes}a tensor {tuple(images.shape)}. Images without channels need images[:, None].")
+    if images.shape[-1] in (1, 3) and images.shape[-3] > 4:  # as NumPy, OpenCV and imageio have them
+        order = ", ".join(map(str, (*range(last - 2), last, last - 2, last - 1)))
+        raise OptionError(f"{takes}(..., H, W, C): {tuple(images.shape)}. Use images.permute({order}).")
     if images.dtype != torch.uint8 and not images.is_floating_point():
-        raise OptionError(f"Augment takes images as uint8 or float in [0, 1], got {images.dtype}. Use images.byte().")
+        raise OptionError(
+            f"Augment takes images as uint8 or float in [0, 1], got {images.dtype}. Divide them by their largest "
+            "possible value: images / 255."
+        )
     if images.is_cpu and images.is_floating_point() and images.numel():
-        low, high = map(float, images.aminmax())
+        low, high = map(float, images.detach().aminmax())
         if high > 1.001 or low < -0.001:
             raise OptionError(
                 f"Augment takes float images in [0, 1], and these have values from {low:.4g} to {high:.4g}. Divide 0 "

@@ -1,4 +1,4 @@
-"""Compare the rows of a suite over all its columns: performance profiles and mean ranks with significance."""
+"""Compare the rows of a suite over all its columns: performance profiles, and mean ranks with significance."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -61,7 +61,9 @@ def _ranked(results: SuiteResults, groups: Sequence[Sequence[ColumnEntry]], labe
         return []
     if len(groups) >= ENOUGH:
         blocks, of = [_means(results, group, labels) for group in groups], f"{len(groups)} data sets"
+        name = "mean rank by data set"
     else:
+        name = "mean rank by seed"
         blocks = [block for group in groups for block in _by_seed(results, group, labels)]
         sets, these = "one data set", "it"
         if len(groups) > 1:
@@ -71,14 +73,14 @@ def _ranked(results: SuiteResults, groups: Sequence[Sequence[ColumnEntry]], labe
         return []
     found = critical_difference(blocks)
     title, ranks = f"{results.manifest.title}: critical difference", list(zip(found.labels, found.ranks, strict=True))
-    chart = rank_chart(title, "mean rank (1 is best)", ranks, found.groups, found.difference)
+    chart = rank_chart(title, f"{name} (1 is best)", ranks, found.groups, found.difference)
     p, decided = f"p = {found.p:.2g}", "finds differences"
     if found.p < 0.001:
         p = "p < 0.001"
     if found.p >= LEVEL:
         decided = "finds no difference"
     caption = (
-        f"Mean rank: over {of}. Friedman's test {decided} ({p}). Bars join rows that differ by less than Nemenyi's "
+        f"{name.capitalize()}: over {of}. Friedman's test {decided} ({p}). Bars join rows that differ by less than Nemenyi's "
         f"critical difference, {found.difference:.2f} ranks at {LEVEL}."
     )
     return pictured(chart, caption)

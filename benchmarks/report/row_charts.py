@@ -138,7 +138,7 @@ def rank_chart(
         axis = row_axis(names, grid=True, gridDash=[1, 4])
         y = alt.Y("label:N", title=None, scale=alt.Scale(domain=names), axis=axis)
         point = alt.Chart().mark_point(filled=True, size=80)
-        tips = [tip("label", " "), tip("x", "mean rank", ".3~g")]
+        tips = [tip("label", " "), tip("x", x_label, ".3~g")]
         point = point.encode(x=x, y=y, color=alt.ColorValue(COLOURS[0]), tooltip=tips)
         rule = alt.Chart(alt.NamedData("bars")).mark_rule(strokeWidth=5, strokeCap="round")
         tips = [tip("group", "not significant")]

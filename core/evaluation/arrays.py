@@ -39,10 +39,10 @@ def as_tensor(name: str, x: Any, shape: str, error: type[DipoleError] = PairsErr
         raise error(f"{name} must be numbers of shape {shape}: {problem}") from None
     kinds = {"f": np.float64, "i": np.int64, "u": np.int64, "b": np.bool_, "c": np.complex128}
     if array.dtype.kind not in kinds:
-        raise error(
-            f"{name} must be numbers of shape {shape}, got {type(x).__name__} of {array.dtype}. Names of classes "
-            "become integers with np.unique(names, return_inverse=True)[1]."
-        )
+        shown = f"{type(x).__name__} of {array.dtype}"
+        if array.dtype.kind in "UO" and array.ndim == 1:
+            shown += ". Number the names of classes, the same way in all parts: [names.index(each) for each in labels]"
+        raise error(f"{name} must be numbers of shape {shape}, got {shown}.")
     kind = kinds[array.dtype.kind]
     if array.dtype.kind == "f" and array.dtype.itemsize <= 4:
         kind = np.float32
@@ -64,13 +64,20 @@ def as_matrix(name: str, x: Any, rows: int = 1, error: type[DipoleError] = Pairs
 
 def as_classes(name: str, labels: Any, rows: int) -> Tensor:
     """Return the class of each row, integers (rows,)."""
-    found = as_tensor(name, labels, f"({rows},)")
+    found = whole(as_tensor(name, labels, f"({rows},)"))
     if found.shape != (rows,) or found.is_floating_point() or found.is_complex():
         raise PairsError(
             f"{name} must be integers of shape ({rows},), the class of each row, "
             f"got {found.dtype} of shape {shape_of(found)}."
         )
     return found.long()
+
+
+def whole(labels: Tensor) -> Tensor:
+    """Return floats that are whole numbers as integers, and everything else unchanged."""
+    if labels.is_floating_point() and bool((labels == labels.trunc()).all()) and bool(labels.isfinite().all()):
+        return labels.long()
+    return labels
 
 
 def moderate(x: Tensor, largest: Tensor) -> Tensor:

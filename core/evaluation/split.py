@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dipole.core.evaluation.arrays import as_matrix, as_tensor, moderate, size
+from dipole.core.evaluation.arrays import as_matrix, as_tensor, moderate, size, whole
 from dipole.core.objectives.similarity import full_precision
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.finite import finite_rows
@@ -33,7 +33,9 @@ def check_features(x: Any, name: str) -> Tensor:
     """Return finite features (n, d), at least in single precision."""
     tensor = as_tensor(name, x, "(n, d)", DataError)
     if tensor.ndim != 2:
-        raise DataError(f"{name} has shape {tuple(tensor.shape)}; a probe takes features of shape (n, d)")
+        raise DataError(
+            f"{name} has shape {tuple(tensor.shape)}; a probe takes features of shape (n, d), such as x.flatten(1)"
+        )
     return finite_rows(full_precision(as_matrix(name, tensor, 0, DataError)), name)
 
 
@@ -41,7 +43,7 @@ def check_labels(y: Any, rows: int | None, device: torch.device, name: str) -> T
     """Return integer labels, one per row. `rows` None allows any number."""
     if y is None:
         raise DataError(f"{name} is missing: this probe needs labels; use a labelled split or switch the probe off")
-    tensor = as_tensor(name, y, "(n,)", DataError)
+    tensor = whole(as_tensor(name, y, "(n,)", DataError))
     real = not (tensor.is_floating_point() or tensor.is_complex())
     if not real or tensor.ndim != 1 or rows not in (None, len(tensor)):
         count = "" if rows is None else f"{rows} "

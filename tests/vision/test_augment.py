@@ -432,7 +432,8 @@ def test_workers_of_a_loader_give_lists_of_batches():
     (lambda: Augment("simclr", size=8), "cat.png", "a PIL image, or a tensor (C, H, W) or (n, C, H, W), got str"),
     (lambda: Augment("simclr", size=8), np.zeros((8, 8, 3)), "got ndarray. Make a tensor of an array"),
     (lambda: Augment("simclr", size=8), torch.zeros(8, 8), "got a tensor (8, 8)"),
-    (lambda: Augment("simclr", size=8), torch.zeros(3, 8, 8).long(), "got torch.int64. Use images.byte()"),
+    (lambda: Augment("simclr", size=8), torch.zeros(3, 8, 8).long(), "got torch.int64. Divide them by"),
+    (lambda: Augment("simclr", size=8), torch.zeros(2, 9, 8, 3), "Use images.permute(0, 3, 1, 2)"),
     (lambda: Augment("simclr", size=8), torch.full((3, 8, 8), 255.0), "values from 255 to 255. Divide"),
     (lambda: Augment("simclr", size=8), -torch.ones(3, 8, 8), "normalise afterwards: Augment(..., mean=MEAN"),
 ])  # fmt: skip

@@ -283,12 +283,14 @@ class Framework(nn.Module):
                 f"{type(self).__name__}(backbone, objective='infonce(temperature=0.5)')."
             )
         checked = self._checked(views)
-        batch = ViewBatch(checked, _moved(labels, checked[0]), _moved(index, checked[0]), self._done(), captions)
+        first = checked[0]
+        labels, index = _moved("labels", labels, first), _moved("index", index, first)
+        batch = ViewBatch(checked, labels, index, self._done(), captions)
         if self._reads_features():
             self.pass_features()
         embedded = self.embed_with_features(batch)
         # Similarities are computed in full precision.
-        with torch.autocast(checked[0].device.type, enabled=False):
+        with torch.autocast(first.device.type, enabled=False):
             outcome = self.objective(embedded)
         self._terms = dict(outcome.terms)
         loss: Tensor = outcome.loss
@@ -318,7 +320,10 @@ class Framework(nn.Module):
         fewest, most = self._view_counts()
         if len(found) < fewest or (most is not None and len(found) > most):
             wanted = f"{fewest} or more views" if most is None else counted(most, "view")
-            raise PairsError(f"{name} takes a list of {wanted} of the images, (B, C, H, W) each, got {len(found)}.")
+            given = str(len(found))
+            if isinstance(views, Tensor):
+                given = f"one tensor {tuple(views.shape)}. Call model([first, second])"
+            raise PairsError(f"{name} takes a list of {wanted} of the images, (B, C, H, W) each, got {given}.")
         return found
 
     @uncompiled  # else torch.compile would compile each step again
@@ -456,8 +461,17 @@ def instances(batch: ViewBatch, like: Tensor) -> dict[str, Tensor]:
     return found
 
 
-def _moved(values: Tensor | None, like: Tensor) -> Tensor | None:
-    return None if values is None else torch.as_tensor(values).to(like.device)
+def _moved(name: str, values: Tensor | None, like: Tensor) -> Tensor | None:
+    """Return whole numbers, one for each image, on the device of the images."""
+    if values is None:
+        return None
+    try:
+        found = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        raise PairsError(f"{name} must be {len(like)} whole numbers, one for each image, got {values!r:.80}.") from None
+    if len(found.shape) != 1 or len(found) != len(like):
+        raise PairsError(f"{name} must be of shape ({len(like)},), one for each image, got {tuple(found.shape)}.")
+    return found.to(like.device)
 
 
 def _needs_rate(term: Objective) -> bool:

@@ -140,10 +140,10 @@ def rows_of(output: Any, module: nn.Module) -> Tensor:
     if isinstance(output, Mapping):
         output = next((output[name] for name in POOLED if output.get(name) is not None), output)
     if not isinstance(output, Tensor) or output.ndim < 2:
-        shown = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        shown = f"a tensor {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
         raise ConfigError(
             f"the backbone {type(module).__name__} returned {shown}, and not a tensor with a row for each image. Wrap "
-            "it in a module that returns its features, (n, width)."
+            "it in a module whose forward returns its features, (n, width), such as self.net(images)[0] of a tuple."
         )
     return output.flatten(1)
 
@@ -198,7 +198,7 @@ def _trials(backbone: nn.Module) -> Iterator[Tensor]:
         sides = (*fitting, *SIDES)
     for side in sides:
         for channels in counts:
-            yield like.new_zeros(1, channels, side, side)
+            yield like.new_zeros(2, channels, side, side)  # two: a squeeze() removes an only image
 
 
 class PassedFeatures:
