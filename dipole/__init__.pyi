@@ -3,6 +3,7 @@
 from dipole.core.conformance.kit import check_objective as check_objective
 from dipole.core.conformance.kit import parametrize_with_checks as parametrize_with_checks
 from dipole.core.objectives.cached import cached as cached
+from dipole.core.objectives.encoded_batch import EncodedBatch as EncodedBatch
 from dipole.core.objectives.objective import Composite as Composite
 from dipole.core.objectives.objective import Objective as Objective
 from dipole.core.objectives.objective import Outcome as Outcome

@@ -8,12 +8,14 @@ if TYPE_CHECKING:
     from dipole.core.train.objective_callback import ObjectiveCallback
     from dipole.text.cached_contrastive_loss import CachedContrastiveLoss
     from dipole.text.contrastive_loss import ContrastiveLoss
+    from dipole.text.corpus import pydoc_documents
 
 _HOME = {
     "CachedContrastiveLoss": "dipole.text.cached_contrastive_loss",
     "ContrastiveLoss": "dipole.text.contrastive_loss",
     "ObjectiveCallback": "dipole.core.train.objective_callback",
+    "pydoc_documents": "dipole.text.corpus",
 }
 
-__all__ = ["CachedContrastiveLoss", "ContrastiveLoss", "ObjectiveCallback"]
+__all__ = sorted(_HOME)
 __getattr__ = lazy(__name__, _HOME, "sentence-transformers")

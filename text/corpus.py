@@ -278,6 +278,10 @@ def pydoc_documents() -> Iterator[Document]:
 
     Returns:
         A document for each topic, by name.
+
+    Example:
+        >>> next(pydoc_documents()).name
+        'assert'
     """
     from pydoc_data.topics import topics
 

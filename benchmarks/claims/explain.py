@@ -80,6 +80,9 @@ def _why_undecided(judged: JudgedClaim) -> str:
     """Return which distance from the bound the seeds can show."""
     if not judged.is_tested:
         seeds = seeds_needed(1.0, 1.0, is_paired=True)
+        counts = [side.summary.n for item in judged.items for pair in item.comparison.pairs for side in pair]
+        if min(counts) > 1:
+            return "All seeds gave the same value, so there is no spread to test with"
         return (
             "One seed each gives no spread to test with. "
             f"{seeds} seeds would show a distance of one spread from the bound"

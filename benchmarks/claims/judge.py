@@ -9,6 +9,7 @@ parts the evidence on the claim. The verdict follows from the evidence and its p
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import exp, inf, isfinite, log, nan
 from typing import TypeVar
 
@@ -16,6 +17,8 @@ from dipole.benchmarks.claims.claim_specs import ROUNDING, ClaimPart
 from dipole.benchmarks.claims.comparisons import Comparison, NumberTable, comparisons
 from dipole.benchmarks.claims.published import Claim
 from dipole.benchmarks.claims.verdicts import (
+    AGREES,
+    DIFFERS,
     NO_DATA,
     NO_TEST,
     NOT_COMPARED,
@@ -81,6 +84,19 @@ class JudgedPart:
             return self.mean
         return found
 
+    def hindered(self, verdict: str) -> JudgedComparison | None:
+        """Return a comparison that cannot show the printed effect, if too few others are left for a verdict."""
+        if self.mean is not None:
+            return None
+        rest = [item for item in self.items if not item.obstacle]
+        least = self.part.at_least(len(self.items) + self.missing)
+        left = len(rest) + self.missing
+        if verdict == AGREES:
+            left = sum(item.holds for item in rest)
+        if verdict == DIFFERS:
+            left, least = sum(not item.holds for item in rest), len(self.items) + self.missing - least + 1
+        return next((item for item in self.items if item.obstacle and left < least), None)
+
 
 @dataclass(frozen=True)
 class JudgedClaim:
@@ -124,8 +140,23 @@ class JudgedClaim:
     @property
     def deciding(self) -> JudgedComparison | None:
         """The comparison that decides the verdict. None without data."""
+        if self._hindered is not None:
+            return self._hindered
+        return self._part.deciding if self._part is not None else None
+
+    @cached_property
+    def _part(self) -> JudgedPart | None:
+        """The part that decides the verdict."""
         known = [part for part in self.parts if part.items]
-        return deciding(known, self.evidence, len(known)).deciding if known else None
+        return deciding(known, self.evidence, len(known)) if known else None
+
+    @cached_property
+    def _hindered(self) -> JudgedComparison | None:
+        """A comparison without which the claim is neither shown to be true nor to be false."""
+        verdict, parts = decide(self.evidence, self.p_holm), [part for part in self.parts if part.items]
+        if verdict == DIFFERS and self._part is not None:
+            parts = [self._part]
+        return next((found for part in parts if (found := part.hindered(verdict)) is not None), None)
 
     @property
     def verdict(self) -> str:

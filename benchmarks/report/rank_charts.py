@@ -80,8 +80,8 @@ def _ranked(results: SuiteResults, groups: Sequence[Sequence[ColumnEntry]], labe
     if found.p >= LEVEL:
         decided = "finds no difference"
     caption = (
-        f"{name.capitalize()}: over {of}. Friedman's test {decided} ({p}). Bars join rows that differ by less than Nemenyi's "
-        f"critical difference, {found.difference:.2f} ranks at {LEVEL}."
+        f"{name.capitalize()}: over {of}. Friedman's test {decided} ({p}). Bars join rows that differ by less than "
+        f"Nemenyi's critical difference, {found.difference:.2f} ranks at {LEVEL}."
     )
     return pictured(chart, caption)
 

@@ -93,6 +93,12 @@ def check_objective(
         OptionError: a class or function cannot be built from `options`. (Of a subclass of `Objective` that is a failure
             in the report.)
         EngineError: there is no such engine, or it cannot run here.
+
+    Example:
+        >>> def loss(a, b):
+        ...     return (1 - torch.cosine_similarity(a, b)).mean()
+        >>> dipole.check_objective(loss, only=["gradcheck"]).ok
+        True
     """
     with engines.using(engine):
         says = Declared(detached=detached, stateful=stateful, flat=flat)
@@ -192,9 +198,9 @@ def parametrize_with_checks(
 ) -> Callable[[Any], Any]:
     """Decorate a test so that it runs once for each target and check.
 
-        @parametrize_with_checks(["infonce", MyLoss(temperature=0.1)])
-        def test_my_losses(subject, check):
-            check(subject)
+        >>> @dipole.parametrize_with_checks(["infonce", "infonce + 0.1*dp"], only=["gradcheck"])
+        ... def test_my_losses(subject, check):
+        ...     check(subject)
 
     Needs pytest. A check that does not apply is skipped.
 

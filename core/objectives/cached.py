@@ -101,9 +101,9 @@ def cached(
 ) -> Cached:
     """Join an encoder and an objective so that memory grows with `microbatch` and the loss sees the whole batch.
 
-        step = cached(encoder, objective("infonce(temperature=0.1)"), microbatch=32)
-        loss = step(view1, view2)       # each (B, ...), B as large as the loss should see
-        loss.backward()
+        >>> step = dipole.cached(torch.nn.Linear(8, 4), "infonce(temperature=0.1)", microbatch=32)
+        >>> loss = step(torch.randn(256, 8), torch.randn(256, 8))  # each (B, ...), B as large as the loss should see
+        >>> loss.backward()
 
     Without dropout the gradient equals that of `objective(encoder(view1), encoder(view2))`. With dropout each
     microbatch draws its own masks, the same in both passes. The first pass computes embeddings without a graph. The

@@ -30,6 +30,12 @@ class EncodedBatch:
     Raises:
         PairsError: from the objective. A row is not a tensor, rows differ in number, or `relate` asks for a missing
             row.
+
+    Example:
+        >>> rows = {"first": torch.randn(8, 4), "second": torch.randn(8, 4)}
+        >>> batch = dipole.EncodedBatch(rows, lambda all: dipole.Pairs.from_views([all["first"], all["second"]]))
+        >>> dipole.objective("infonce")(batch).loss.shape
+        torch.Size([])
     """
 
     rows: Mapping[str, Tensor | None]

@@ -77,6 +77,18 @@ class Rows:
 
     Raises:
         AttributeError: the statistic was not declared. The message lists the declared ones.
+
+    Example:
+        >>> class HardestNegative(dipole.Objective):
+        ...     def __init__(self):
+        ...         super().__init__("cosine")
+        ...     def statistics(self):
+        ...         return {"hardest": dipole.Extreme()}
+        ...     def loss(self, positive, rows):  # positive (A, K), rows.hardest (A,)
+        ...         negative = rows.similarity(rows.hardest.unsqueeze(1))
+        ...         return rows.over_positives((negative - positive).exp())
+        >>> dipole.Composite([HardestNegative()], [1.0])(torch.eye(4), torch.eye(4)).loss  # e^-1
+        tensor(0.3679)
     """
 
     def __init__(
@@ -265,6 +277,11 @@ class Outcome:
         loss: (), the weighted sum of the terms, with gradient.
         terms: value of each term by name. Repeated names are numbered.
         weighted: weight times value of each term by name, (), with gradient. They sum to the loss.
+
+    Example:
+        >>> outcome = dipole.objective("infonce + 0.1*dp")(torch.randn(8, 4), torch.randn(8, 4))
+        >>> list(outcome.terms)
+        ['infonce', 'dp']
     """
 
     loss: Tensor

@@ -1,7 +1,5 @@
 """Objectives, their weighted sums, and the function that builds them from text."""
 
-import functools
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Literal, get_args
 
@@ -21,7 +19,7 @@ from dipole.core.objectives.evaluate import (
 from dipole.core.objectives.gather import Input, all_gather_pairs
 from dipole.core.objectives.lazy import LazyModule
 from dipole.core.objectives.pairs import Pairs
-from dipole.core.objectives.registry import Entry, registry
+from dipole.core.objectives.registry import Entry, registry, timed
 from dipole.core.objectives.similarity import Similarity, full_precision, normalize
 from dipole.core.objectives.spec import Term, caret, check_whole, format_terms, numbered, parse, remember_options
 from dipole.core.objectives.statistics import AnyStatistic
@@ -39,6 +37,12 @@ SIMILARITIES = (*get_args(Similarity), None)
 
 class Objective(LazyModule):
     """One term of a loss: a small function of positives and row statistics.
+
+        >>> class Attraction(dipole.Objective):
+        ...     def loss(self, positive, rows):  # positive (A, K)
+        ...         return rows.over_positives(1 - positive)
+        >>> float(dipole.Composite([Attraction("cosine")], [1.0])(torch.eye(4), torch.eye(4)).loss)
+        0.0
 
     A subclass sets `similarity`, declares its row statistics in `statistics`, and combines the results in `loss`, which
     returns one value per anchor, (A,), or a scalar. The constructor's arguments are the options. Their types, ranges
@@ -329,6 +333,9 @@ class Objective(LazyModule):
 class Composite(nn.Module):
     """A weighted sum of terms. Terms with the same similarity share one pass.
 
+        >>> dipole.objective("infonce + 0.1*dp").weights
+        [1.0, 0.1]
+
     A call, `objective(z1, z2)` or `objective(pairs)`, returns an `Outcome`. See `forward`.
 
     Args:
@@ -425,7 +432,7 @@ class Composite(nn.Module):
         """
         for _, weight, term in self:
             when = {"step": step, "total": total}
-            term.after_step(learning_rate, weight, **{key: when[key] for key in _timed(type(term).after_step)})
+            term.after_step(learning_rate, weight, **{key: when[key] for key in timed(type(term).after_step)})
 
     def transform(self, features: Tensor) -> Tensor:
         """Return features for downstream use: L Phi(x) if a term learns a projection, else unchanged.
@@ -439,14 +446,6 @@ class Composite(nn.Module):
         for _, _, term in self:
             features = term.transform(features)
         return features
-
-
-@functools.cache
-def _timed(after_step: Callable[..., None]) -> tuple[str, ...]:
-    """Return which of `step` and `total` an `after_step` accepts."""
-    parameters = inspect.signature(after_step).parameters
-    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    return tuple(name for name in ("step", "total") if takes_all or name in parameters)
 
 
 def entry_of(term: Objective) -> Entry:

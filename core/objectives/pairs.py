@@ -57,6 +57,11 @@ class Pairs(Constructors):
     Raises:
         PairsError: shapes, devices, dtypes or ranges of indices do not fit. The message names the argument. Label
             values, and whether positives are distinct in a row, are not checked.
+
+    Example:
+        >>> z = torch.randn(6, 4)
+        >>> dipole.Pairs.from_labels(z, torch.tensor([0, 0, 1, 1, 2, 2])).positives.flatten().tolist()
+        [1, 0, 3, 2, 5, 4]
     """
 
     @classmethod

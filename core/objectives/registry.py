@@ -4,6 +4,7 @@ Entries come from three places: the packages `losses` and `regularizers`, `@regi
 that declare the entry-point group `dipole.objectives`. Importing the module of an entry point registers its entries.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -125,6 +126,15 @@ class Registry:
         Raises:
             RegistryError: from the decorator. A name or alias is not an identifier or belongs to another class, or
                 `kind` or `weight` is invalid.
+
+        Example:
+            >>> @dipole.register("attraction", summary="Pull positives together.", formula="1 - cos(z, z')")
+            ... class Attraction(dipole.Objective):
+            ...     def __init__(self):
+            ...         super().__init__("cosine")
+            ...     def loss(self, positive, rows):
+            ...         return rows.over_positives(1 - positive)
+            >>> objective = dipole.objective("attraction + 0.1*dp")
         """
 
         def decorate(target: Target) -> Target:
@@ -265,3 +275,11 @@ class Registry:
 
 registry = Registry()
 register = registry.register
+
+
+@functools.cache
+def timed(after_step: Callable[..., None]) -> tuple[str, ...]:
+    """Return which of `step` and `total` an `after_step` accepts."""
+    parameters = inspect.signature(after_step).parameters
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    return tuple(name for name in ("step", "total") if takes_all or name in parameters)

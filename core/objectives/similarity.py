@@ -22,6 +22,10 @@ def full_precision(x: Tensor) -> Tensor:
 
     Returns:
         (...), the same tensor if nothing changes.
+
+    Example:
+        >>> dipole.full_precision(torch.zeros(2, dtype=torch.bfloat16)).dtype
+        torch.float32
     """
     if x.dtype in (torch.float16, torch.bfloat16):
         return x.float()

@@ -224,6 +224,11 @@ class Range:
         at_least: the number must be this or greater.
         below: the number must be less than this.
         at_most: the number must be this or less.
+
+    Example:
+        >>> from typing import Annotated
+        >>> Annotated[float, dipole.Range(above=0), "softmax temperature"].__metadata__[0].above
+        0
     """
 
     above: float | None = None

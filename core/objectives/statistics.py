@@ -54,6 +54,13 @@ class Statistic:
     `parts` and `slopes` are elementwise, for any shape, and must not write to their arguments. They need not handle
     excluded entries (an anchor itself, its positives, ignored candidates). There they see the real similarity or 0,
     and the engine discards what they return, even if it is infinite.
+
+    Example:
+        >>> class Squares(dipole.Statistic):
+        ...     def parts(self, s, e):
+        ...         return s**2
+        >>> Squares().parts(torch.tensor([0.5, -1.0]), None)
+        tensor([0.2500, 1.0000])
     """
 
     scale: ClassVar[float | None] = None
@@ -167,6 +174,10 @@ class LogSumExp(Statistic):
 
     Args:
         scale: a finite number, 1 / tau for a temperature tau. For a learned one see `log_sum_exp`.
+
+    Example:
+        >>> {"negatives": dipole.LogSumExp(1 / 0.5)}  # in `Objective.statistics`
+        {'negatives': LogSumExp(scale=2.0)}
     """
 
     scale: float  # type: ignore[misc]
@@ -192,6 +203,10 @@ class LearnedLogSumExp(Statistic):
 
     Args:
         u: the learned scale, (), > 0.
+
+    Example:
+        >>> dipole.LearnedLogSumExp(torch.tensor(10.0, requires_grad=True)).learned
+        True
     """
 
     u: Tensor
@@ -248,6 +263,10 @@ class SoftmaxMean(Statistic):
 
     Args:
         scale: a finite number.
+
+    Example:
+        >>> {"hardness": dipole.SoftmaxMean(1 / 0.5)}  # in `Objective.statistics`
+        {'hardness': SoftmaxMean(scale=2.0)}
     """
 
     scale: float  # type: ignore[misc]
@@ -267,7 +286,12 @@ class SoftmaxMean(Statistic):
 
 @dataclass(frozen=True)
 class Sum(Statistic):
-    """sum_j s_ij, (A,). A row without negatives gives 0."""
+    """sum_j s_ij, (A,). A row without negatives gives 0.
+
+    Example:
+        >>> dipole.Sum().parts(torch.tensor([0.5, -1.0]), None)
+        tensor([ 0.5000, -1.0000])
+    """
 
     kernel: ClassVar[str] = "plain_sum"
 
@@ -282,6 +306,10 @@ class Between(Statistic):
     Args:
         low: lower end of the interval.
         high: upper end, above `low`.
+
+    Example:
+        >>> dipole.Between(0.0, 0.5).parts(torch.tensor([-0.5, 0.25, 0.75]), None)
+        tensor([0.0000, 0.0625, 0.0000])
     """
 
     low: float
@@ -304,6 +332,10 @@ class Softplus(Statistic):
     Args:
         slope: a finite number. For learned ones see `softplus_sum`.
         bias: a finite number.
+
+    Example:
+        >>> dipole.Softplus(1.0, 0.0).parts(torch.zeros(1), None)  # log 2
+        tensor([0.6931])
     """
 
     slope: float
@@ -325,6 +357,10 @@ class LearnedSoftplus(Statistic):
     Args:
         slope: a number, or a learned one, ().
         bias: a number, or a learned one, ().
+
+    Example:
+        >>> dipole.LearnedSoftplus(10.0, torch.tensor(-5.0, requires_grad=True)).learned
+        True
     """
 
     slope: float | Tensor
@@ -369,6 +405,10 @@ class Count(Statistic):
     Args:
         low: lower end of the interval, exclusive.
         high: upper end of the interval, exclusive.
+
+    Example:
+        >>> dipole.Count(0.0, 0.5).parts(torch.tensor([-0.5, 0.25, 0.75]), None)
+        tensor([0., 1., 0.])
     """
 
     low: float
@@ -388,6 +428,10 @@ class Extreme:
 
     Args:
         largest: False for the smallest.
+
+    Example:
+        >>> {"hardest": dipole.Extreme()}  # in `Objective.statistics`
+        {'hardest': Extreme(largest=True)}
     """
 
     largest: bool = True

@@ -169,6 +169,12 @@ def compute_loss(
             already.
         PairsError: the objective has parameters of another width than `dim`; from a call, outputs without embeddings,
             or that cannot be paired.
+
+    Example:
+        >>> outputs = {"text_embeds": torch.randn(8, 4), "image_embeds": torch.randn(8, 4)}
+        >>> loss = dipole.compute_loss("infonce", gradient_accumulation_steps=2)(outputs)
+        >>> loss.shape
+        torch.Size([])
     """
     if pairs is not None and embeddings is not None:
         raise OptionError("compute_loss takes embeddings= or pairs=, not both.")

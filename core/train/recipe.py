@@ -203,6 +203,11 @@ def load_recipe(recipe: str | Path, overrides: Iterable[str] = ()) -> Resolved:
 
     Raises:
         ConfigError: there is no such recipe, or the configuration is wrong. One message lists all problems.
+
+    Example:
+        >>> recipe = dipole.load_recipe("digits-simclr", ["objective=dcl", "train.epochs=5"])
+        >>> recipe.config.objective, recipe.config.train.epochs
+        ('dcl', 5)
     """
     return resolve(read_recipe(recipe), overrides)
 

@@ -72,6 +72,11 @@ def train(
         ConfigError: a device, a tracker, a setting or `resume` is not possible here.
         DataError: the data set is missing or damaged.
         RecordError: the existing record cannot be read.
+
+    Example:
+        >>> recipe = dipole.load_recipe("lmcl-toy", ["train.steps=5", "objective=dcl"])
+        >>> dipole.train(recipe.config, folder, quiet=True).status
+        'done'
     """
     if not isinstance(resume, Path) and resume not in ("auto", "never"):
         raise ConfigError(f"resume must be 'auto', 'never' or the Path of a checkpoint (no text), got {resume!r}.")

@@ -165,6 +165,11 @@ def find_run(text: str | Path, runs: str | Path = DEFAULT_RUNS) -> RunFolder:
 
     Raises:
         ConfigError: nothing or more than one run fits.
+
+    Example:
+        >>> run = dipole.train(dipole.load_recipe("lmcl-toy", ["train.steps=5"]).config, folder, quiet=True)
+        >>> dipole.find_run(run.hash[:6], folder).path.name == run.hash
+        True
     """
     path, text, runs = Path(text), str(text), Path(runs)
     if is_folder(path) and is_run(path):

@@ -41,6 +41,12 @@ def load_run(
         RecordError: the run is not finished, or its record cannot be read.
         CheckpointError: the weights or the domain's other files are missing or damaged.
         ConfigError: a setting is not allowed, or the device is not available.
+
+    Example:
+        >>> run = dipole.train(dipole.load_recipe("lmcl-toy", ["train.steps=5"]).config, folder, quiet=True)
+        >>> record, adapter, objective = dipole.load_run(dipole.find_run(run.hash, folder))
+        >>> adapter.module.training
+        False
     """
     if not isinstance(folder, RunFolder):
         raise ConfigError(f"folder must be a run, find_run({str(folder)!r}), got a {type(folder).__name__}.")
@@ -65,6 +71,7 @@ def load_run(
     adapter.part = adapter.reported
     load_weights(folder.model, adapter.module, objective)
     Schedules(config.train, objective, adapter.steps_per_epoch).set(record.steps)
+    adapter.module.eval()
     return record, adapter, objective
 
 

@@ -32,7 +32,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def spread(values: Sequence[float], digits: int = 1) -> str:
     """Return the mean, with the standard deviation if there are several seeds."""
     middle = f"{mean(values):.{digits}f}"
-    return f"{middle} +- {stdev(values):.{digits}f}" if len(values) > 1 else middle
+    return f"{middle} \N{PLUS-MINUS SIGN} {stdev(values):.{digits}f}" if len(values) > 1 else middle
 
 
 def everywhere() -> str:

@@ -95,7 +95,7 @@ def value_of(place: str) -> str:
         return f"{len(findings.decided(suite))} of {len(findings.tested(suite))}"
     if what == "table":
         shown = "\n\n".join(committed.narrow(results_table(suite)))
-        return f"\n\n{shown}\n\n".replace("\N{PLUS-MINUS SIGN}", "+-")
+        return f"\n\n{shown}\n\n"
     if what == "p":
         found = [cell.p_holm for cell in findings.tested(suite) if isfinite(cell.p_holm)]
         return f"p {_p(min(found))} to {_p(max(found))}"

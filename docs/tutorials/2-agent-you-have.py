@@ -99,8 +99,6 @@ agent.learn(80).save("agent.zip")
 # point alone does not.
 
 # %%
-from dipole.core.utils.progress import Progress
-
 SMALL = os.environ.get("DIPOLE_TUTORIAL") == "small"
 SEEDS, STEPS, EVERY = (range(2), 240, 80) if SMALL else (range(5), 1600, 80)
 
@@ -122,28 +120,24 @@ def returns(model, episodes=10):
 
 
 class Curve(BaseCallback):
-    """Measure the return during training, and show the progress."""
+    """Measure the return during training, and print it."""
 
     def __init__(self, name):
         super().__init__()
         self.name, self.points = name, {}
 
     def _on_training_start(self):
-        self.progress, self.first = Progress(), self.num_timesteps
-        self.progress.start(self.name, STEPS, 0)
+        self.first = self.num_timesteps
         self.points[0] = returns(self.model)
 
     def _on_step(self):
         step = self.num_timesteps - self.first
         if step % EVERY == 0:
             self.points[step] = returns(self.model)
-            self.progress.values({"return": self.points[step]})
-        self.progress.update(step)
         return True
 
     def _on_training_end(self):
-        self.progress.note(f"{self.name}: return {self.points[STEPS]:.1f}")
-        self.progress.close()
+        print(f"{self.name}: return {self.points[STEPS]:.1f}")
 
 
 # %% [markdown]

@@ -50,7 +50,7 @@ from pathlib import Path
 
 import torch
 
-from dipole.text.corpus import pydoc_documents
+from dipole.text import pydoc_documents
 
 SMALL = os.environ.get("DIPOLE_TUTORIAL") == "small"
 TOPICS = (

@@ -8,8 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from dipole import Pairs
-from dipole.core.objectives.encoded_batch import EncodedBatch
+from dipole import EncodedBatch, Pairs
 from dipole.core.train.adapter import Adapter, Context
 from dipole.core.train.config import Settings
 
