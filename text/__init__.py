@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 from dipole.core.utils.extras import lazy
 
 if TYPE_CHECKING:
-    from dipole.core.train.objective_callback import ObjectiveCallback
-    from dipole.text.cached_contrastive_loss import CachedContrastiveLoss
-    from dipole.text.contrastive_loss import ContrastiveLoss
-    from dipole.text.corpus import pydoc_documents
+    from dipole.core.train.objective_callback import ObjectiveCallback as ObjectiveCallback
+    from dipole.text.cached_contrastive_loss import CachedContrastiveLoss as CachedContrastiveLoss
+    from dipole.text.contrastive_loss import ContrastiveLoss as ContrastiveLoss
+    from dipole.text.corpus import pydoc_documents as pydoc_documents
 
 _HOME = {
     "CachedContrastiveLoss": "dipole.text.cached_contrastive_loss",

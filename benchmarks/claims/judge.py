@@ -140,9 +140,10 @@ class JudgedClaim:
     @property
     def deciding(self) -> JudgedComparison | None:
         """The comparison that decides the verdict. None without data."""
-        if self._hindered is not None:
-            return self._hindered
-        return self._part.deciding if self._part is not None else None
+        found = self._part.deciding if self._part is not None else None
+        if found is None or found.obstacle or self.not_decidable:
+            return found
+        return self._hindered or found
 
     @cached_property
     def _part(self) -> JudgedPart | None:
