@@ -19,7 +19,7 @@ from dipole.core.objectives.evaluate import (
 from dipole.core.objectives.gather import Input, all_gather_pairs
 from dipole.core.objectives.lazy import LazyModule
 from dipole.core.objectives.pairs import Pairs
-from dipole.core.objectives.registry import Entry, registry, timed
+from dipole.core.objectives.registry import entry_of, registry, timed
 from dipole.core.objectives.similarity import Similarity, full_precision, normalize
 from dipole.core.objectives.spec import Term, caret, check_whole, format_terms, numbered, parse, remember_options
 from dipole.core.objectives.statistics import AnyStatistic
@@ -331,12 +331,10 @@ class Objective(LazyModule):
 
 
 class Composite(nn.Module):
-    """A weighted sum of terms. Terms with the same similarity share one pass.
+    """A weighted sum of terms. Terms with the same similarity share one pass. A call returns an `Outcome`: `forward`.
 
         >>> dipole.objective("infonce + 0.1*dp").weights
         [1.0, 0.1]
-
-    A call, `objective(z1, z2)` or `objective(pairs)`, returns an `Outcome`. See `forward`.
 
     Args:
         terms: one or more objectives and regularizers.
@@ -446,11 +444,6 @@ class Composite(nn.Module):
         for _, _, term in self:
             features = term.transform(features)
         return features
-
-
-def entry_of(term: Objective) -> Entry:
-    """Return the registry entry of a term's class. Raises SpecError if the class is not registered."""
-    return registry.get(term.registered_name())
 
 
 def objective(text: str, dim: int | None = None) -> Composite:

@@ -283,3 +283,8 @@ def timed(after_step: Callable[..., None]) -> tuple[str, ...]:
     parameters = inspect.signature(after_step).parameters
     takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     return tuple(name for name in ("step", "total") if takes_all or name in parameters)
+
+
+def entry_of(term: Any) -> Entry:
+    """Return the registry entry of a term's class. Raises SpecError if the class is not registered."""
+    return registry.get(term.registered_name())
