@@ -164,6 +164,7 @@ def test_classes_of_text_have_one_number_in_all_parts_and_missing_labels_stay_mi
     assert joined([other, one]).labels.tolist() == [1, -1, 1, -1]
     for values in ([1e30, float("inf")], [float("-inf")]):
         refused(ValueError, "not whole", class_labels, values)
+    assert class_labels([f"{i:06}x" for i in range(100_002)])[1][-1] == "100001x"
 
 
 @pytest.mark.parametrize("entrance", ["parquet", "saved", "stream"])

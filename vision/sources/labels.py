@@ -49,11 +49,11 @@ def class_labels(values: Iterable[Any]) -> tuple[Tensor | None, tuple[str, ...]]
     if min(numbers.values()) < -1:
         least = str(min(numbers.values()))[:40]
         raise NoClassesError(f"holds negative numbers such as {least}, and only -1, no label, is allowed")
-    if max(numbers.values()) > MOST:
+    if not names and max(numbers.values()) > MOST:
         distinct = sorted({number for number in numbers.values() if number >= 0})
         names = tuple(map(str, distinct))
-        place = {number: place for place, number in enumerate(distinct)}
-        numbers = {value: place.get(number, -1) for value, number in numbers.items()}
+        rank = {number: place for place, number in enumerate(distinct)}
+        numbers = {value: rank.get(number, -1) for value, number in numbers.items()}
     return torch.tensor([-1 if value is None else numbers[value] for value in told]), names
 
 

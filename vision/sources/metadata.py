@@ -30,7 +30,8 @@ def read_metadata(tables: Sequence[Path], images: Sequence[Path], options: Decod
     it are left out with a warning. Raise DataError if a table cannot be read or names a file that is not there.
     """
     rows: dict[Path, dict[str, Any]] = {}
-    absent, unnamed = [], {}
+    absent: list[str] = []
+    unnamed: dict[Path, str] = {}
     for table in tables:
         for where, row in located_rows(str(table), "train", "utf-8", READER):
             named = file_column(row, options)
