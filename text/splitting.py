@@ -24,15 +24,15 @@ ABBREVIATIONS = (
 )
 # An abbreviation with inner full stops (D.C., Ph.D., z.B.) does not end a sentence before a small letter.
 DOTTED = re.compile(r"(?:[^\W\d_]{1,3}\.){2,}\s+([^\W\d_])")
-# Marks that end a sentence with or without a blank after them: Unicode's Sentence_Terminal without . ? ! and those of
-# dead scripts, and the Tibetan shad.
+# Marks that end a sentence with or without a blank after them: Unicode's Sentence_Terminal and the Tibetan shad, without
+# . ? !, the commas of Burmese, Javanese and Balinese, and the marks of dead scripts.
 MARKS = (
     "\u3002\uff01\uff1f\uff61\ufe12\ufe15\ufe16\ufe52\ufe56\ufe57\u203c\u203d\u2047-\u2049"  # Chinese, Japanese
     "\u0964\u0965\u1c7e\u1c7f\ua8ce\ua8cf\uaaf0\uaaf1\uabeb"  # Hindi and its neighbours, Santali, Manipuri
     "\u061d-\u061f\u06d4\u0700-\u0702\u07f9"  # Arabic, Urdu, Syriac, N'Ko
-    "\u0589\u1362\u1367\u1368\u17d4\u17d5\u104a\u104b\u0f0d-\u0f11"  # Armenian, Ethiopic, Khmer, Burmese, Tibetan
-    "\u1803\u1809\u166e\u1735\u1736\u1944\u1945\u1aa8-\u1aab\u1b4e\u1b4f\u1b5a\u1b5b\u1b5e\u1b5f\u1b7d-\u1b7f"
-    "\u1c3b\u1c3c\ua4ff\ua60e\ua60f\ua6f3\ua6f7\ua876\ua877\ua92f\ua9c8\ua9c9\uaa5d-\uaa5f"
+    "\u0589\u1362\u1367\u1368\u17d4\u17d5\u104b\u0f0d-\u0f11"  # Armenian, Ethiopic, Khmer, Burmese, Tibetan
+    "\u1803\u1809\u166e\u1735\u1736\u1944\u1945\u1aa8-\u1aab\u1b4e\u1b4f\u1b5a\u1b5b\u1b5f\u1b7d-\u1b7f"
+    "\u1c3b\u1c3c\ua4ff\ua60e\ua60f\ua6f3\ua6f7\ua876\ua877\ua92f\ua9c9\uaa5d-\uaa5f"
 )
 GREEK = "\u0370-\u03ff\u1f00-\u1fff"
 _CLOSING = "\"')\\]}\u2019\u201d\u00bb\u203a\u300d\u300f\u3011\u300b\u3009\u3015\u3017\uff09\uff3d\uff5d\uff63"

@@ -29,7 +29,8 @@ UNSPACED += "\u1a20-\u1a7c\ua9e0-\ua9ef\ua9fa-\ua9fe\uaa60-\uaa7f\uaa80-\uaac2"
 KATAKANA = "\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff\uff66-\uff9f"  # a run of them is one word
 # Marks between words of Tibetan and Ethiopic, and the blank without width that some write in Khmer and Thai.
 DIVIDERS = "\u0f0b\u0f0c\u1361\u200b"
-JOINERS = "\u200c\u200d"  # inside words of Persian and Hindi
+ACCENTS = "\u055a-\u055c\u055e\u05f3\u05f4"  # marks inside words of Armenian and Hebrew
+JOINERS = f"\u200c\u200d{ACCENTS}"  # the others are of Persian and Hindi
 
 
 def _words_pattern(word: str, alone: str, dividers: str = "") -> str:
@@ -380,6 +381,7 @@ def _plain() -> re.Pattern[str]:
         if unicodedata.category(c) in ALIKE
         and unicodedata.normalize("NFC", c) == c
         and not "\u1100" <= c <= "\u11ff"  # parts of Korean syllables, which compose
+        and not re.match(f"[{ACCENTS}]", c)
         and c not in "\u03a3\u0130"  # their lower case depends on the neighbours, or has two characters
     ]
     ranges: list[list[int]] = []
