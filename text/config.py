@@ -248,8 +248,10 @@ class TextSettings(Settings):
                     problems.append(str(error))
             if self.label is None and (self.label_use != "filter" or self.label_from is not None):
                 problems.append("label_use and label_from need label, the column of labels")
-            if self.label_use == "target" and isinstance(self.label_from, str):
-                problems.append("label_from must be a number with label_use 'target'")
+            start = self.label_from
+            is_weight = start is None or (not isinstance(start, str) and start > 0)
+            if self.label_use == "target" and not is_weight:
+                problems.append("label_from must be a number above 0 with label_use 'target'")
             for key in ("unit", "column", "classifiers", "losses", "development"):
                 if getattr(self, key) != type(self).model_fields[key].default:
                     problems.append(f"{key} has no effect with pairs 'columns', whose rows are no documents")

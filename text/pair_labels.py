@@ -44,7 +44,7 @@ class PairLabel:
 
     def weight(self, cell: Any, where: str) -> float | None:
         """Return the weight of a row, or None if the row is left out."""
-        if cell is None or (isinstance(cell, str) and not cell.strip()):
+        if cell is None or cell != cell or (isinstance(cell, str) and not cell.strip()):  # null, NaN, blank
             return None
         if isinstance(self.start, str):
             return _weight_of(str(cell).strip().lower() == self.start.strip().lower())

@@ -24,8 +24,8 @@ ABBREVIATIONS = (
 )
 # An abbreviation with inner full stops (D.C., Ph.D., z.B.) does not end a sentence before a small letter.
 DOTTED = re.compile(r"(?:[^\W\d_]{1,3}\.){2,}\s+([^\W\d_])")
-# Marks that end a sentence with or without a blank after them: Unicode's Sentence_Terminal and the Tibetan shad, without
-# . ? !, the commas of Burmese, Javanese and Balinese, and the marks of dead scripts.
+# Marks that end a sentence with or without a blank after them: Unicode's Sentence_Terminal and the Tibetan shad,
+# without . ? !, the commas of Burmese, Javanese and Balinese, and the marks of dead scripts.
 MARKS = (
     "\u3002\uff01\uff1f\uff61\ufe12\ufe15\ufe16\ufe52\ufe56\ufe57\u203c\u203d\u2047-\u2049"  # Chinese, Japanese
     "\u0964\u0965\u1c7e\u1c7f\ua8ce\ua8cf\uaaf0\uaaf1\uabeb"  # Hindi and its neighbours, Santali, Manipuri

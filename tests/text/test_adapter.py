@@ -233,6 +233,8 @@ def test_multichannel_and_expansion(corpus, tmp_path):
     ({"pairs": "columns"}, "set corpus to a file"),
     ({"pairs": "columns", "corpus": "x", "columns": ("a",)}, "must name an anchor, a positive"),
     ({"pairs": "columns", "corpus": "x", "window": 2}, "window has no effect"),
+    *(({"pairs": "columns", "corpus": "x", "label": "y", "label_use": "target", "label_from": each}, "number above 0")
+      for each in (-3.0, 0, "yes")),
     ({"columns": ("a", "b")}, "columns has no effect"),
     ({"pairs": "views"}, r"dropout is 0.*set\s+text\.dropout, for example 0\.1"),
     ({"pairs": "views", "encoder": "transformer"}, r"dropout is 0.*set\s+text\.dropout"),
