@@ -65,8 +65,8 @@ def make_report(runs: Path | Sequence[Path]) -> Report:
     """Return the report of one or several folders of runs and results files: suites, other runs and problems."""
     places = [runs] if isinstance(runs, Path) else list(runs)
     gathered = gather(places)
-    collection, beside, problems = gathered.collection, gathered.beside, [*gathered.collection.problems]
-    problems += gathered.problems
+    collection, beside = gathered.collection, gathered.beside
+    problems = [*collection.problems, *gathered.problems]
     suites = sorted(gathered.suites, key=overview.by_paper)
     claims = {suite.manifest.name: suite.claims(suites) for suite in suites}
     sections, summary = [_suite(suite, beside, claims[suite.manifest.name]) for suite in suites], ""
