@@ -42,8 +42,8 @@ def read_metadata(tables: Sequence[Path], images: Sequence[Path], options: Decod
             rows[file] = row
             if not is_file(file):
                 absent.append(f"{where}: no file {row[named]!r}")
-    for table, columns in unnamed.items():
-        warn(f"{table} has a row without the column {NAME!r}, only {columns}. It is not read", stacklevel=2)
+    for table, has in unnamed.items():
+        warn(f"{table} has a row without the column {NAME!r}, only {has}. It is not read", stacklevel=2)
     if absent and options.on_corrupt == "refuse":
         raise DataError(
             f"{first_names(absent, '; ')}. Names are relative to the table. Correct them, or set "
