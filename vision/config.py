@@ -10,7 +10,6 @@ from dipole.vision.encoders.hub import processor_of
 from dipole.vision.frameworks import DEFAULT, Framework, by_name
 from dipole.vision.pairs import kind_of
 from dipole.vision.settings import VisionSettings
-from dipole.vision.sources import known
 
 FRAMEWORKS = by_name()
 CAPTIONED = [name for name, framework in FRAMEWORKS.items() if framework.reads_captions]
@@ -103,12 +102,6 @@ class CheckedSettings(VisionSettings):
         ]
         if framework.single and self.views not in (None, 1):
             problems.append(f"method {self.method!r} takes views = 1: {framework.single}. Set vision.views = 1")
-        source = self.data.pretrain or self.data.source
-        facts = known(source)
-        if framework.splits_colour and facts is not None and facts.channels != 3:
-            problems.append(
-                f"method {self.method!r} splits colour images, and those of {source} are grey. Set vision.data.source"
-            )
         if not framework.single and self.views == 1 and self.pairs != "labels":
             problems.append(f"method {self.method!r} needs views = 2 or more")
         if not framework.negatives_mean and self.negatives is not None:

@@ -27,9 +27,6 @@ class DipoleError(Exception):
     """Base of all errors that commands show as one message without a traceback.
 
     `exit_code` is the exit code of the command. Long messages are shortened in the middle.
-
-        >>> issubclass(dipole.SpecError, dipole.DipoleError)
-        True
     """
 
     exit_code = 1
@@ -43,23 +40,13 @@ class DipoleError(Exception):
 
 
 class SpecError(DipoleError, ValueError):
-    """An objective written as text cannot be parsed or built. Also a ValueError.
-
-    >>> dipole.objective("infonse")
-    Traceback (most recent call last):
-    dipole.SpecError: ...
-    """
+    """An objective written as text cannot be parsed or built. Also a ValueError."""
 
     exit_code = 2
 
 
 class RegistryError(DipoleError, ValueError):
-    """A name is registered twice, or registered wrongly. Also a ValueError.
-
-    >>> dipole.register("a b")(dipole.Objective)
-    Traceback (most recent call last):
-    dipole.RegistryError: ...
-    """
+    """A name is registered twice, or registered wrongly. Also a ValueError."""
 
 
 class OptionError(DipoleError, ValueError):
@@ -68,10 +55,6 @@ class OptionError(DipoleError, ValueError):
     Args:
         message: what is wrong, and what is allowed.
         option: its name, for the caret in a text.
-
-        >>> dipole.cached(torch.nn.Identity(), "infonce", microbatch=0)
-        Traceback (most recent call last):
-        dipole.OptionError: ...
     """
 
     exit_code = 2
@@ -82,41 +65,21 @@ class OptionError(DipoleError, ValueError):
 
 
 class PairsError(DipoleError, ValueError):
-    """Embeddings or indices given to an objective do not fit together. Also a ValueError.
-
-    >>> dipole.objective("infonce")(torch.zeros(4, 2), torch.zeros(3, 2))
-    Traceback (most recent call last):
-    dipole.PairsError: ...
-    """
+    """Embeddings or indices given to an objective do not fit together. Also a ValueError."""
 
 
 class ConfigError(DipoleError, ValueError):
-    """A recipe, a --set override or a setting is wrong. Also a ValueError.
-
-    >>> dipole.load_recipe("digits-simcrl")
-    Traceback (most recent call last):
-    dipole.ConfigError: ...
-    """
+    """A recipe, a --set override or a setting is wrong. Also a ValueError."""
 
     exit_code = 2
 
 
 class EngineError(DipoleError, RuntimeError):
-    """The requested engine does not exist or cannot run here. Also a RuntimeError.
-
-    >>> dipole.check_objective("infonce", engine="fast")
-    Traceback (most recent call last):
-    dipole.EngineError: ...
-    """
+    """The requested engine does not exist or cannot run here. Also a RuntimeError."""
 
 
 class DataError(DipoleError, ValueError):
-    """A data set is missing, empty or damaged. Also a ValueError.
-
-    >>> dipole.evaluation.knn_probe([[0.0]], [0], [[1.0]], [0])
-    Traceback (most recent call last):
-    dipole.DataError: ...
-    """
+    """A data set is missing, empty or damaged. Also a ValueError."""
 
 
 class ReceivedError(DataError):
@@ -125,9 +88,6 @@ class ReceivedError(DataError):
     Args:
         path: the file.
         reason: the message without the path.
-
-        >>> print(dipole.ReceivedError(Path("cat.png"), "is empty."))
-        cat.png is empty.
     """
 
     def __init__(self, path: Path, reason: str) -> None:
@@ -136,28 +96,15 @@ class ReceivedError(DataError):
 
 
 class TrainingError(DipoleError, RuntimeError):
-    """Training cannot continue (a loss is not finite, a folder cannot be written). Also a RuntimeError.
-
-    >>> issubclass(dipole.TrainingError, RuntimeError)
-    True
-    """
+    """Training cannot continue (a loss is not finite, a folder cannot be written). Also a RuntimeError."""
 
 
 class CheckpointError(DipoleError, RuntimeError):
-    """A checkpoint is missing, truncated or belongs to another run. Also a RuntimeError.
-
-    >>> dipole.train(dipole.load_recipe("lmcl-toy").config, folder, resume=Path("none"))
-    Traceback (most recent call last):
-    dipole.CheckpointError: ...
-    """
+    """A checkpoint is missing, truncated or belongs to another run. Also a RuntimeError."""
 
 
 class RecordError(DipoleError, ValueError):
-    """A result record does not follow the schema. Also a ValueError.
-
-    >>> issubclass(dipole.RecordError, ValueError)
-    True
-    """
+    """A result record does not follow the schema. Also a ValueError."""
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

@@ -303,8 +303,8 @@ def test_what_is_no_matrix_of_finite_numbers_is_one_clear_error(name):
 
 @pytest.mark.parametrize("name", [*PROBES, "kmeans_accuracy", "distance_histogram", "similarity_error"])
 def test_labels_that_do_not_fit_are_named(name):
-    wrong = [(GROUPS[:5], "24"), (GROUPS[:, None], "integers"), (GROUPS.astype(float), "integers")]
-    wrong += [(GROUPS.astype(str), "return_inverse")]
+    wrong = [(GROUPS[:5], "24"), (GROUPS[:, None], "integers"), (GROUPS + 0.5, "integers")]
+    wrong += [(GROUPS.astype(str), "Number the names of classes")]
     if name in (*PROBES, "kmeans_accuracy"):
         wrong += [(np.full(COUNT, 2), r"two classes or more; every .*label is 2")]
     for bad, said in wrong:

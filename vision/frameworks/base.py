@@ -71,7 +71,6 @@ class Framework(nn.Module):
     Attributes:
         table: its own settings, [vision.NAME], or None.
         single: why an image has one view here, as a clause. Empty if it has two or more.
-        splits_colour: whether images need three channels.
         negatives_mean: the meaning of vision.negatives, as a clause. Empty if it has no effect.
         without_negatives: what to set instead, as a clause.
         default_negatives: vision.negatives if the recipe gives none.
@@ -88,7 +87,6 @@ class Framework(nn.Module):
 
     table: ClassVar[type[Settings] | None] = None
     single: ClassVar[str] = ""
-    splits_colour: ClassVar[bool] = False
     negatives_mean: ClassVar[str] = ""
     without_negatives: ClassVar[str] = ""
     default_negatives: ClassVar[int | None] = None

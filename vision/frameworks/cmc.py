@@ -116,7 +116,6 @@ class CMC(Framework):
     table = CMCConfig
     head_name = "cmc"
     single = "the two halves of Lab are its two views"
-    splits_colour = True
     pairs = ("augmented",)
     negatives_mean = "drawn from a memory bank instead of the batch"
     positives_key = ""
@@ -182,7 +181,9 @@ class CMC(Framework):
     @classmethod
     def check_images(cls, images: ImageSet) -> None:
         if images.channels != 3:
-            raise ConfigError(f"vision.method: cmc splits colour images, but those of {images.name} are grey.")
+            raise ConfigError(
+                f"vision.method: cmc splits colour images, but those of {images.name} are grey. Set vision.data.source."
+            )
 
     @classmethod
     def sample(cls, views: int, rows: Rows, labels: Tensor | None) -> AnyPairs:
