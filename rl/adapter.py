@@ -37,7 +37,7 @@ from dipole.rl.envs.running.faults import guarded
 from dipole.rl.envs.running.validate import stack
 from dipole.rl.envs.running.workers import WorkerVecEnv
 from dipole.rl.episodes.at_once import evaluate_each
-from dipole.rl.episodes.history import SCORES, EpisodeReturns, scores
+from dipole.rl.episodes.history import SCORES, Evaluation, scores
 from dipole.rl.episodes.play import evaluate
 from dipole.rl.export import export_hub, export_sb3
 from dipole.rl.exported import NO_VECTORS
@@ -105,7 +105,7 @@ class RLAdapter(Adapter):
         self.module = nn.ModuleDict(self.agent.parts())
         self.embedding_dim = config.features
         self.steps_per_epoch = 1000
-        self.history: list[EpisodeReturns] = []
+        self.history: list[Evaluation] = []
         self._observations: list[Any] = []
         self._pending: Path | None = None
         self._players: WorkerVecEnv | None = None
@@ -178,7 +178,7 @@ class RLAdapter(Adapter):
         is_score = any(reached < steps <= agent.environment_steps for steps in SCORES.values())
         if self.part == self.reported or is_score:
             reported = self._play(self._played(self.reported)) if self.part != self.reported else returns
-            self.history.append(EpisodeReturns(agent.environment_steps, agent.num_timesteps, tuple(reported)))
+            self.history.append(Evaluation(agent.environment_steps, agent.num_timesteps, tuple(reported)))
         found = {"mean": float(np.mean(returns)), "std": float(np.std(returns)), "iqm": interquartile_mean(returns)}
         found |= {"min": min(returns), "max": max(returns)}
         of_papers = {f"score/{name}": value for name, value in scores(self.history).items()}
@@ -248,7 +248,7 @@ class RLAdapter(Adapter):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._pending = snapshots.named(self.workdir / "checkpoints", state["agent"])
         snapshots.check(self._pending)
-        self.history = [EpisodeReturns(steps, agent, tuple(returns)) for steps, agent, returns in state["history"]]
+        self.history = [Evaluation(steps, agent, tuple(returns)) for steps, agent, returns in state["history"]]
 
     def keep(self, folder: Path) -> None:
         # With the spaces the agent is built without its environment.

@@ -34,7 +34,7 @@ from dipole.vision.decoding import Encoded
 from dipole.vision.encoders import Encoder
 from dipole.vision.evaluation import FrameworkEvaluation, transformed
 from dipole.vision.export import FORMATS, TrainedModel, export_as
-from dipole.vision.frameworks.base import Branch, Framework, Setup, ViewBatch
+from dipole.vision.frameworks.base import Batch, Branch, Framework, Setup
 from dipole.vision.frameworks.clip import CLIP
 from dipole.vision.frameworks.queue import Queue
 from dipole.vision.image_ops import centre
@@ -153,7 +153,7 @@ class VisionAdapter(Adapter):
     def missing_data(cls, config: Any) -> list[str]:
         return kind_of(config).missing(config)
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[ViewBatch]:
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         batches = self._batches(epoch, start)
         if isinstance(self.parts.pretrain.images, Encoded) or self.device.type == "cuda":
             batches = prefetched(batches, self.device)
@@ -161,7 +161,7 @@ class VisionAdapter(Adapter):
             self._step = step
             yield batch
 
-    def _batches(self, epoch: int, start: int) -> Iterator[ViewBatch]:
+    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
         images, kind = self.parts.pretrain, kind_of(self.config)
         order = torch.as_tensor(self._order.rows(epoch))
         share = self.batch_size // self.world_size
@@ -180,7 +180,7 @@ class VisionAdapter(Adapter):
             seed = self.seed.stream("augment", "negatives", epoch, step)
             rows = index[mine]
             classes = None if labels is None else to_device(labels[rows], self.device)
-            yield ViewBatch(views, classes, to_device(rows, self.device), seed, self._tokens(images, rows))
+            yield Batch(views, classes, to_device(rows, self.device), seed, self._tokens(images, rows))
 
     def _tokens(self, images: ImageSet, rows: Tensor) -> CaptionTokens | None:
         """Return the tokens of the images' captions; None without captions."""
@@ -205,7 +205,7 @@ class VisionAdapter(Adapter):
 
     # Training
 
-    def embed(self, batch: ViewBatch) -> EncodedBatch:
+    def embed(self, batch: Batch) -> EncodedBatch:
         self._labels = batch.labels
         with nullcontext() if self._online is None else self._online.recorded():
             return self.module.embed_with_features(batch)

@@ -12,7 +12,7 @@ from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.seeding import Seeds
 from dipole.vision.encoders.base import mlp
-from dipole.vision.frameworks.base import ViewBatch, embedded
+from dipole.vision.frameworks.base import Batch, embedded
 from dipole.vision.toy_config import ToyConfig
 
 CLASS, INSTANCE, NUISANCE = 10, 8, 24
@@ -113,7 +113,7 @@ class GaussianClasses:
     def embed(self, batch: tuple[Tensor, ...]) -> EncodedBatch:
         labels, index, *views = batch
         outputs, features = zip(*map(self.module, views), strict=True)
-        found = embedded({"view": outputs}, ViewBatch(views, labels, index, 0), self._pair)
+        found = embedded({"view": outputs}, Batch(views, labels, index, 0), self._pair)
         if not self.passes_features:
             return found
         named = {f"features of view {number}": each for number, each in enumerate(features)}

@@ -71,7 +71,7 @@ def _vision(config: RunConfig) -> Work:
 
 def _counted(settings: Any, images: Any) -> float:
     """Return the operations of an image: all its views through their networks, forward and backward."""
-    from dipole.vision.frameworks.base import Setup, ViewBatch
+    from dipole.vision.frameworks.base import Batch, Setup
 
     size = settings.augment.size or min(images.images.shape[-2:])
     count = COUNTED * (settings.block_positives + 1)
@@ -79,7 +79,7 @@ def _counted(settings: Any, images: Any) -> float:
         method = settings.framework.from_config(settings, Setup(images, size, count, settings.encoder))
         sides = [view.size or size for view in settings.framework.augmentations(settings)]
         views = [torch.empty(count, images.channels, side, side) for side in sides]
-        batch = ViewBatch(views, None, torch.arange(count), 0)
+        batch = Batch(views, None, torch.arange(count), 0)
         with FlopCounterMode(display=False) as counter:
             rows = method.embed(batch).rows.values()
             sum(each.sum() for each in rows if each is not None and each.requires_grad).backward()

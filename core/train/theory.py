@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.evaluation.theory.choices import Choices, RunFacts
-from dipole.core.evaluation.theory.report import TheoryReport, measure
+from dipole.core.evaluation.theory.report import Report, measure
 from dipole.core.objectives.regularizers.cllr import CLLR
 from dipole.core.objectives.regularizers.dp import DP
 from dipole.core.objectives.similarity import normalize
@@ -39,7 +39,7 @@ def theory_of_run(
     labels: str = "given",
     form: Form = "auto",
     scale: float = 1.0,
-) -> TheoryReport:
+) -> Report:
     """Evaluate every theorem on a finished run.
 
     Args:

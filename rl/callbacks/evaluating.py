@@ -18,7 +18,7 @@ from dipole.core.train.evaluation import diagnose_objective, diagnose_pairs
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.files import check_own
 from dipole.rl.arguments import check_integers, check_seed
-from dipole.rl.episodes.history import EpisodeReturns, read_evaluations, scores
+from dipole.rl.episodes.history import Evaluation, read_evaluations, scores
 from dipole.rl.episodes.pictures import write_video
 from dipole.rl.episodes.play import check_environment, evaluate
 from dipole.rl.pixel_agent import PixelAgent
@@ -71,7 +71,7 @@ class EvaluationCallback(BaseCallback):
         self.video_every, self.diagnose = video_every, diagnose
         self.folder = None if folder is None else Path(folder)
         self.seed = check_seed(seed)
-        self.history: list[EpisodeReturns] = []
+        self.history: list[Evaluation] = []
 
     @property
     def environment_steps(self) -> int:
@@ -110,7 +110,7 @@ class EvaluationCallback(BaseCallback):
         is_shown = self.video_every and len(self.history) % self.video_every == 0
         frames: list[NDArray[np.uint8]] | None = [] if is_shown else None
         returns = evaluate(self.model, self.env, self.episodes, self.seed, frames)
-        found = EpisodeReturns(
+        found = Evaluation(
             self.environment_steps, self.model.num_timesteps, tuple(returns), round(time.monotonic() - began, 2)
         )
         self.history.append(found)

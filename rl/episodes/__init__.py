@@ -5,7 +5,7 @@ from dipole.core.utils.extras import lazy
 _HOME = {
     "SCORES": "dipole.rl.episodes.history",
     "Aggregate": "dipole.rl.episodes.history",
-    "EpisodeReturns": "dipole.rl.episodes.history",
+    "Evaluation": "dipole.rl.episodes.history",
     "aggregate": "dipole.rl.episodes.history",
     "evaluate": "dipole.rl.episodes.play",
     "interquartile_mean": "dipole.core.evaluation.intervals",

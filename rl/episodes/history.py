@@ -15,7 +15,7 @@ SCORES = {"100k": 100_000, "500k": 500_000}
 
 
 @dataclass(frozen=True)
-class EpisodeReturns:
+class Evaluation:
     """Returns of the episodes of one evaluation, and when it was made.
 
     Args:
@@ -36,7 +36,7 @@ class EpisodeReturns:
         return float(np.mean(self.returns))
 
 
-def read_evaluations(path: str | Path) -> list[EpisodeReturns]:
+def read_evaluations(path: str | Path) -> list[Evaluation]:
     """Return the evaluations in a file.
 
     Args:
@@ -47,12 +47,12 @@ def read_evaluations(path: str | Path) -> list[EpisodeReturns]:
     """
     try:
         lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
-        return [EpisodeReturns(**{**line, "returns": tuple(line["returns"])}) for line in lines]
+        return [Evaluation(**{**line, "returns": tuple(line["returns"])}) for line in lines]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise DataError(f"{path} holds no evaluations: {error}") from error
 
 
-def score_at(history: Sequence[EpisodeReturns], environment_steps: int) -> float | None:
+def score_at(history: Sequence[Evaluation], environment_steps: int) -> float | None:
     """Mean return of the first evaluation at or after a number of environment steps, or None if training was shorter.
 
     Args:
@@ -63,7 +63,7 @@ def score_at(history: Sequence[EpisodeReturns], environment_steps: int) -> float
     return min(later, key=lambda each: each.environment_steps).mean if later else None
 
 
-def scores(history: Sequence[EpisodeReturns]) -> dict[str, float]:
+def scores(history: Sequence[Evaluation]) -> dict[str, float]:
     """Return the papers' scores that a run has reached, by "100k" and "500k".
 
     Args:

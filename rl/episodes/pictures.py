@@ -11,10 +11,10 @@ from dipole.core.utils.drawing import new_figure
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.extras import quoted
 from dipole.core.utils.text import counted
-from dipole.rl.episodes.history import EpisodeReturns
+from dipole.rl.episodes.history import Evaluation
 
 
-def plot_curves(runs: Mapping[str, Sequence[Sequence[EpisodeReturns]]], path: str | Path, title: str = "") -> Path:
+def plot_curves(runs: Mapping[str, Sequence[Sequence[Evaluation]]], path: str | Path, title: str = "") -> Path:
     """Draw return over environment steps, one line for each method: mean over seeds, and their range.
 
     Of a method with one seed the range is that of the episodes.

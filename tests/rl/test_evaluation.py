@@ -19,7 +19,7 @@ from dipole.core.utils.extras import install_line
 from dipole.rl import DotEnv, EvaluationCallback, episodes, make_env
 from dipole.rl.callbacks.evaluating import diagnose
 from dipole.rl.envs.running.workers import WorkerVecEnv
-from dipole.rl.episodes import EpisodeReturns, aggregate, evaluate, score_at, scores
+from dipole.rl.episodes import Evaluation, aggregate, evaluate, score_at, scores
 from dipole.rl.episodes.at_once import episode_seed, evaluate_each
 from dipole.rl.episodes.trial import trial
 from tests.rl.in_workers import Failing
@@ -72,11 +72,11 @@ def test_diagnostics_match_their_definitions(tiny_agent):
 
 
 def test_scores_are_taken_at_the_papers_steps_and_aggregated():
-    history = [EpisodeReturns(steps, steps // 8, (float(steps),)) for steps in (0, 96_000, 104_000, 200_000)]
+    history = [Evaluation(steps, steps // 8, (float(steps),)) for steps in (0, 96_000, 104_000, 200_000)]
     assert score_at(history, 100_000) == 104_000
     assert scores(history) == {"100k": 104_000.0}
     assert score_at(history, 500_000) is None
-    longer = [*history, *(EpisodeReturns(steps, steps // 8, (float(steps),)) for steps in (496_000, 500_000, 504_000))]
+    longer = [*history, *(Evaluation(steps, steps // 8, (float(steps),)) for steps in (496_000, 500_000, 504_000))]
     assert scores(longer) == {"100k": 104_000.0, "500k": 500_000.0}
     values = [0, 10, 20, 30, 40, 50, 60, 1000]
     found = aggregate(values)
@@ -87,11 +87,11 @@ def test_scores_are_taken_at_the_papers_steps_and_aggregated():
 
 
 def test_curves_and_videos_are_written(tmp_path):
-    histories = [[EpisodeReturns(s, s, (s + seed, s - seed)) for s in (0, 10, 20)] for seed in range(3)]
+    histories = [[Evaluation(s, s, (s + seed, s - seed)) for s in (0, 10, 20)] for seed in range(3)]
     picture = episodes.plot_curves({"infonce": histories}, tmp_path / "curves.svg", "dot")
     drawn = picture.read_text()
     assert all(f"<!-- {text} -->" in drawn for text in ("environment steps", "dot", "infonce (3 seeds)"))
-    one = [EpisodeReturns(0, 0, (1.0, 3.0)), EpisodeReturns(9, 9, (2.0, 8.0))]
+    one = [Evaluation(0, 0, (1.0, 3.0)), Evaluation(9, 9, (2.0, 8.0))]
     alone = episodes.plot_curves({"none": [one]}, tmp_path / "one.svg")
     assert "<!-- none (1 seed) -->" in alone.read_text()
     (tmp_path / "evaluations.jsonl").write_text(json.dumps({"steps": 1}) + "\n")
@@ -99,7 +99,7 @@ def test_curves_and_videos_are_written(tmp_path):
 
 
 WHITE = [np.zeros((8, 8, 3), np.uint8)]
-CURVES = {"none": [[EpisodeReturns(1, 1, (1.0,))], [EpisodeReturns(2, 2, (1.0,))]]}
+CURVES = {"none": [[Evaluation(1, 1, (1.0,))], [Evaluation(2, 2, (1.0,))]]}
 
 
 @pytest.mark.parametrize(("error", "said", "call"), [

@@ -16,7 +16,7 @@ from dipole.core.train.memory_saving import Encoding
 from dipole.core.utils.seeding import Seeds, seed_everything
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.config import VisionConfig
-from dipole.vision.frameworks.base import Branch, Setup, ViewBatch
+from dipole.vision.frameworks.base import Batch, Branch, Setup
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources import Decoding, open_source
 
@@ -50,12 +50,12 @@ def random_framework(table, images=12, side=4, total=60, dtype=torch.float64):
     sides = [augment.size or side for augment in config.framework.augmentations(config)]
     views = [torch.rand(images, 3, each, each, dtype=dtype, generator=generator) for each in sides]
     rows = torch.randperm(total, generator=generator)[:images]
-    return module, ViewBatch(views, torch.arange(images) // 2 % 3, rows, seed=7)
+    return module, Batch(views, torch.arange(images) // 2 % 3, rows, seed=7)
 
 
 def part_of(batch, own):
     """The part of a batch that one rank has."""
-    return ViewBatch([view[own] for view in batch.views], batch.labels[own], batch.rows[own], batch.seed)
+    return Batch([view[own] for view in batch.views], batch.labels[own], batch.rows[own], batch.seed)
 
 
 def encoded_batch(module, batch, **train):

@@ -9,7 +9,7 @@ from dipole import Pairs, objective
 from dipole.core.train.optimizer import LARS
 from dipole.core.utils.errors import ConfigError, PairsError
 from dipole.vision.compatibility import carriers
-from dipole.vision.frameworks.base import ViewBatch
+from dipole.vision.frameworks.base import Batch
 from dipole.vision.frameworks.cmc import CMCConfig, draw_others, lab
 from dipole.vision.frameworks.moco import every_view_in_turn
 from dipole.vision.frameworks.queue import Queue
@@ -381,7 +381,7 @@ def reading(settings, colour, **context):
 def test_a_framework_reads_nothing_back(settings, colour):
     adapter = reading(settings, colour)
     found = next(iter(adapter.batches(0)))
-    batch = ViewBatch([view.to(META) for view in found.views], found.labels.to(META), found.rows.to(META), found.seed)
+    batch = Batch([view.to(META) for view in found.views], found.labels.to(META), found.rows.to(META), found.seed)
     adapter.module.to(META).train()
     lab(torch.zeros(1, 3, 2, 2, device=META))  # constants go to the device once
     # Each framework with two objectives and every third of the others, in turn.

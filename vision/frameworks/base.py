@@ -33,7 +33,7 @@ from dipole.vision.image_set import ImageSet, Order, image_order
 from dipole.vision.registry import Entries
 from dipole.vision.settings import PairKind, VisionSettings
 
-__all__ = ["Branch", "Framework", "Setup", "ViewBatch", "register_framework"]
+__all__ = ["Batch", "Branch", "Framework", "Setup", "register_framework"]
 
 AnyObjective = str | Objective | Composite
 AnyPairs = Pairs | tuple[Pairs, ...]
@@ -41,7 +41,7 @@ Rows = Callable[..., Tensor]
 """A function that returns random rows: rows() is (B, d), rows(k) is (B, k, d)."""
 
 
-class ViewBatch(NamedTuple):
+class Batch(NamedTuple):
     """Images of a step, as views.
 
     Attributes:
@@ -112,7 +112,7 @@ class Framework(nn.Module):
 
     # A step: rows of a batch, and what follows the optimizer ----------------------------------------------------------
 
-    def embed(self, batch: ViewBatch) -> EncodedBatch:
+    def embed(self, batch: Batch) -> EncodedBatch:
         """Embed a batch of this rank.
 
         Args:
@@ -123,7 +123,7 @@ class Framework(nn.Module):
         """
         raise NotImplementedError
 
-    def embed_with_features(self, batch: ViewBatch) -> EncodedBatch:
+    def embed_with_features(self, batch: Batch) -> EncodedBatch:
         """Embed a batch, after `pass_features` with the encoder's features.
 
         Args:
@@ -274,7 +274,7 @@ class Framework(nn.Module):
     def _loss_of(
         self, views: Sequence[Tensor], labels: Tensor | None, index: Tensor | None, captions: Any = None
     ) -> Tensor:
-        """Return the loss of a batch, (), as `forward`. captions: as in `ViewBatch`."""
+        """Return the loss of a batch, (), as `forward`. captions: as in `Batch`."""
         if self.objective is None:
             raise ConfigError(
                 f"{type(self).__name__} has no objective: build it with one, such as "
@@ -283,7 +283,7 @@ class Framework(nn.Module):
         checked = self._checked(views)
         first = checked[0]
         labels, index = _moved("labels", labels, first), _moved("index", index, first)
-        batch = ViewBatch(checked, labels, index, self._done(), captions)
+        batch = Batch(checked, labels, index, self._done(), captions)
         if self._reads_features():
             self.pass_features()
         embedded = self.embed_with_features(batch)
@@ -429,7 +429,7 @@ def in_passes(branch: nn.Module, views: Sequence[Tensor]) -> list[Tensor]:
 
 
 def embedded(
-    rows: Mapping[str, Tensor | Sequence[Tensor]], batch: ViewBatch, pair: Callable[[dict[str, Any], int], AnyPairs]
+    rows: Mapping[str, Tensor | Sequence[Tensor]], batch: Batch, pair: Callable[[dict[str, Any], int], AnyPairs]
 ) -> EncodedBatch:
     """Return rows of a batch, with labels and indices, for a function that pairs the rows of all ranks.
 
@@ -449,7 +449,7 @@ def embedded(
     return EncodedBatch({**flat, **instances(batch, next(iter(flat.values())))}, relate)
 
 
-def instances(batch: ViewBatch, like: Tensor) -> dict[str, Tensor]:
+def instances(batch: Batch, like: Tensor) -> dict[str, Tensor]:
     """Return the index of each image in the data set, and its label if known, on the device of `like`."""
     found = {}
     if batch.rows is not None:

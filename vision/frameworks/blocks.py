@@ -13,7 +13,7 @@ from dipole.core.train.class_blocks import ClassBlocks
 from dipole.core.train.config import Settings
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.seeding import Seeds
-from dipole.vision.frameworks.base import AnyObjective, OneBranch, Rows, Setup, ViewBatch, instances, register_framework
+from dipole.vision.frameworks.base import AnyObjective, Batch, OneBranch, Rows, Setup, instances, register_framework
 from dipole.vision.image_set import ImageSet
 from dipole.vision.settings import VisionSettings
 
@@ -103,7 +103,7 @@ class Blocks(OneBranch):
             labels = labels[: blocks * views : views]
         return Pairs.from_blocks(rows(views)[:blocks], anchors="all", labels=labels)
 
-    def embed(self, batch: ViewBatch) -> EncodedBatch:
+    def embed(self, batch: Batch) -> EncodedBatch:
         (view,) = batch.views
         z = self.branch(view)
         # A row is a block. Its index and label are those of its first image.

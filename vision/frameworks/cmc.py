@@ -20,11 +20,11 @@ from dipole.vision.encoders import Encoder
 from dipole.vision.frameworks.base import (
     AnyObjective,
     AnyPairs,
+    Batch,
     Branch,
     Framework,
     Rows,
     Setup,
-    ViewBatch,
     embedded,
     register_framework,
 )
@@ -199,7 +199,7 @@ class CMC(Framework):
     def _view_counts(self) -> tuple[int, int | None]:
         return 1, None
 
-    def embed(self, batch: ViewBatch) -> EncodedBatch:
+    def embed(self, batch: Batch) -> EncodedBatch:
         if self.bank is not None and batch.rows is None:
             raise PairsError("CMC with a memory bank needs the index of each image: model(views, index=rows), (B,).")
         of_light, of_colour = zip(*map(halves, batch.views), strict=True)

@@ -18,10 +18,10 @@ from dipole.core.utils.transfer import to_device
 from dipole.vision.frameworks.base import (
     AnyObjective,
     AnyPairs,
+    Batch,
     OneBranch,
     Rows,
     Setup,
-    ViewBatch,
     embedded,
     register_framework,
 )
@@ -103,7 +103,7 @@ class MoCo(OneBranch):
     def sample(cls, views: int, rows: Rows, labels: Tensor | None) -> AnyPairs:
         return Pairs.cross(rows(), rows(views - 1), rows(), labels=labels)
 
-    def embed(self, batch: ViewBatch) -> EncodedBatch:
+    def embed(self, batch: Batch) -> EncodedBatch:
         queried, keyed = batch.views[:1], batch.views[1:]
         if self.symmetric:
             queried = keyed = batch.views

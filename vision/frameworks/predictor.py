@@ -20,10 +20,10 @@ from dipole.vision.encoders.base import Norm, mlp
 from dipole.vision.frameworks.base import (
     AnyObjective,
     AnyPairs,
+    Batch,
     OneBranch,
     Rows,
     Setup,
-    ViewBatch,
     embedded,
     register_framework,
 )
@@ -94,11 +94,11 @@ class Predicting(OneBranch):
     def sample(cls, views: int, rows: Rows, labels: Tensor | None) -> AnyPairs:
         return every_view_in_turn(rows(views).unbind(1), rows(views).unbind(1), labels=labels)
 
-    def sides(self, batch: ViewBatch, projected: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    def sides(self, batch: Batch, projected: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """Return anchors and keys (B, d) of every view, from the projections (B, d) of every view."""
         raise NotImplementedError
 
-    def embed(self, batch: ViewBatch) -> EncodedBatch:
+    def embed(self, batch: Batch) -> EncodedBatch:
         projected = [self.branch(view) for view in batch.views]
         self._projected = projected[0].detach().clone()  # of a graph that may be replayed
         anchors, keys = self.sides(batch, projected)
@@ -177,7 +177,7 @@ class SimSiam(Predicting):
     def _default_hidden(cls, config: VisionSettings) -> int:
         return max(1, config.encoder.dim // 4)
 
-    def sides(self, batch: ViewBatch, projected: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    def sides(self, batch: Batch, projected: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         return [self.predictor(z) for z in projected], [z.detach() for z in projected]
 
 
@@ -210,7 +210,7 @@ class Following(Predicting):
         self.schedule: Schedule = momentum_schedule
         self.steps = steps
 
-    def sides(self, batch: ViewBatch, projected: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    def sides(self, batch: Batch, projected: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         with torch.no_grad():
             keys = [self.target(view).to(projected[0].dtype) for view in batch.views]
         return [self.predictor(z) for z in projected], keys
@@ -355,7 +355,7 @@ class NNCLR(Predicting):
         self.queue = placed_like(Queue(support, self.embedding_dim), self.backbone)
         self._fresh: Tensor | None = None
 
-    def sides(self, batch: ViewBatch, projected: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    def sides(self, batch: Batch, projected: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         self._fresh = projected[0].detach()
         support = self.queue.all(projected[0].dtype)
         return [nearest_in(support, z.detach()) for z in projected], [self.predictor(z) for z in projected]

@@ -21,10 +21,10 @@ from dipole.core.utils.transfer import generator
 from dipole.vision.frameworks.base import (
     AnyObjective,
     AnyPairs,
+    Batch,
     OneBranch,
     Rows,
     Setup,
-    ViewBatch,
     embedded,
     in_passes,
     register_framework,
@@ -120,7 +120,7 @@ class SimCLR(OneBranch):
     def sample(cls, views: int, rows: Rows, labels: Tensor | None) -> AnyPairs:
         return Pairs.from_views(rows(views).unbind(1), labels)
 
-    def embed(self, batch: ViewBatch) -> EncodedBatch:
+    def embed(self, batch: Batch) -> EncodedBatch:
         # One pass of views of one shape: batch norm sees all views together, as in the reference.
         return embedded({"view": in_passes(self.branch, batch.views)}, batch, self._pair)
 

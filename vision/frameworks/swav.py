@@ -14,10 +14,10 @@ from dipole.core.train.config import Settings
 from dipole.vision.augment import AugmentConfig
 from dipole.vision.frameworks.base import (
     AnyObjective,
+    Batch,
     OneBranch,
     Rows,
     Setup,
-    ViewBatch,
     embedded,
     in_passes,
     register_framework,
@@ -90,7 +90,7 @@ class SwAV(OneBranch):
     def _view_counts(self) -> tuple[int, int | None]:
         return max(2, self.large), None
 
-    def embed(self, batch: ViewBatch) -> EncodedBatch:
+    def embed(self, batch: Batch) -> EncodedBatch:
         large, small = (in_passes(self.branch, part) for part in (batch.views[: self.large], batch.views[self.large :]))
         self._fresh = [crop.detach() for crop in large]
         return embedded({"large": large, "small": small}, batch, self._pair)

@@ -19,7 +19,7 @@ from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.text import counted, definitions, number, text_table
 
 if TYPE_CHECKING:
-    from dipole.core.evaluation.theory.report import TheoryReport
+    from dipole.core.evaluation.theory.report import Report
 
 FREE = "constants that no paper gives"
 GROUPS = {
@@ -150,7 +150,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if report.broken else 0
 
 
-def _text(report: TheoryReport) -> str:
+def _text(report: Report) -> str:
     points, classes = report.chosen_from
     head = f"data {report.points} of {counted(points, 'point')}, "
     if classes:

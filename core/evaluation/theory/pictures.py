@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from dipole.core.evaluation.theory.report import TheoryReport
+    from dipole.core.evaluation.theory.report import Report
 
 MEASURED, BOUND, LOOSER, NEUTRAL = "#1f5a94", "#d1603d", "#e3a48c", "#777777"
 FORMATS = (".svg", ".png", ".pdf")
@@ -106,7 +106,7 @@ def draw_figure_1(path: Path) -> None:
     _save(figure, path)
 
 
-def draw_report(report: TheoryReport, path: Path, title: str = "") -> None:
+def draw_report(report: Report, path: Path, title: str = "") -> None:
     """Draw a run: the sides of Arora's inequalities, LMCL's error over delta+, CLLR's gradient over steps."""
     check_drawing()
     figure = new_figure(12, 4.2)
@@ -128,7 +128,7 @@ def _absent(axes: Axes, text: str) -> None:
     axes.set_yticks([])
 
 
-def _sides(axes: Axes, report: TheoryReport) -> None:
+def _sides(axes: Axes, report: Report) -> None:
     axes.set_title("Arora et al.: measured (first) and bounds", fontsize=9)
     shown = [each for each in report.inequalities if each.theorem.paper.startswith("Arora")]
     if not shown:
@@ -150,7 +150,7 @@ def _sides(axes: Axes, report: TheoryReport) -> None:
     axes.set_xlabel("loss; blue is measured, orange bounds it (linear up to 1)")
 
 
-def _margins(axes: Axes, report: TheoryReport) -> None:
+def _margins(axes: Axes, report: Report) -> None:
     axes.set_title("LMCL, Theorem 3", fontsize=9)
     curve = report.curves.get("lmcl_theorem_3")
     if curve is None:
@@ -164,7 +164,7 @@ def _margins(axes: Axes, report: TheoryReport) -> None:
     axes.legend(fontsize=7, frameon=False)
 
 
-def _gradient(axes: Axes, report: TheoryReport) -> None:
+def _gradient(axes: Axes, report: Report) -> None:
     axes.set_title("CLLR, Theorem 2", fontsize=9)
     curve = report.curves.get("cllr_theorem_2")
     if curve is None:

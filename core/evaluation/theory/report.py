@@ -21,7 +21,7 @@ from dipole.core.evaluation.theory.trained import trained_loss
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.text import counted
 
-__all__ = ["Inequality", "Quantity", "TheoryReport", "measure"]
+__all__ = ["Inequality", "Quantity", "Report", "measure"]
 
 TOLERANCE = 1e-9
 BY_KEY = {theorem.key: theorem for theorem in THEOREMS}
@@ -76,7 +76,7 @@ class Inequality:
 
 
 @dataclass
-class TheoryReport:
+class Report:
     """The theorems of one run.
 
     Args:
@@ -156,7 +156,7 @@ def measure(
     facts: RunFacts | None = None,
     metrics: Sequence[Mapping[str, Any]] = (),
     projected: Tensor | None = None,
-) -> TheoryReport:
+) -> Report:
     """Evaluate every theorem for which there are data.
 
     Args:
@@ -183,7 +183,7 @@ def measure(
         raise DataError(f"each of the {len(features)} points needs a label, got labels {tuple(labels.shape)}.")
     if labels is not None and not bool((labels >= 0).any()):
         labels = None
-    report = TheoryReport(choices)
+    report = Report(choices)
     chosen = choose(labels, len(features), choices)
     x, y = features[chosen], None
     report.points, report.chosen_from = len(x), (len(features), 0)
@@ -201,7 +201,7 @@ def measure(
     return report
 
 
-def _miss(report: TheoryReport, reason: str, paper: str = "") -> None:
+def _miss(report: Report, reason: str, paper: str = "") -> None:
     """Say why the theorems about classes, of one paper or of all, are not computed."""
     for theorem in THEOREMS:
         if "labels" in theorem.needs and paper in ("", theorem.paper):
@@ -227,7 +227,7 @@ def choose(labels: Tensor | None, n: int, choices: Choices) -> Tensor:
     return rows[order].sort().values
 
 
-def _arora(report: TheoryReport, points: Latent) -> None:
+def _arora(report: Report, points: Latent) -> None:
     if points.classes < 2:
         reason = "needs two classes (a label below 0 is none): with one, tau = 1 and every bound is 0/0"
         _miss(report, reason, ARORA)
@@ -250,7 +250,7 @@ def _arora(report: TheoryReport, points: Latent) -> None:
     _margin(report, points)
 
 
-def _one_negative(report: TheoryReport, points: Latent, loss: str, s: float, gen: float) -> None:
+def _one_negative(report: Report, points: Latent, loss: str, s: float, gen: float) -> None:
     c, prior = report.choices, points.prior
     free = {"constant": c.constant, "rademacher": c.rademacher}
     un = arora.unsupervised_loss(points, loss)
@@ -273,7 +273,7 @@ def _one_negative(report: TheoryReport, points: Latent, loss: str, s: float, gen
     report._hold("proposition_6_2", f"{loss}, b = {c.block}", left, middle, ("(L_un - tau)/(1 - tau)", bound))
 
 
-def _trained(report: TheoryReport, points: Latent, loss: str, k: int, name: str, about: str) -> float:
+def _trained(report: Report, points: Latent, loss: str, k: int, name: str, about: str) -> float:
     best = trained_loss(points, loss, k, report.choices.tasks, report.choices.seed)
     fitted = "all tasks"
     if best.tasks < best.of:
@@ -281,7 +281,7 @@ def _trained(report: TheoryReport, points: Latent, loss: str, k: int, name: str,
     return report._add(name, best.loss, f"{about}, {fitted}", best.error)
 
 
-def _several_negatives(report: TheoryReport, points: Latent, loss: str, s: float, gen: float) -> None:
+def _several_negatives(report: Report, points: Latent, loss: str, s: float, gen: float) -> None:
     c, k = report.choices, report.choices.k
     un = arora.unsupervised_loss(points, loss, k)
     mean = arora.mean_classifier_loss(points, loss, k)
@@ -304,7 +304,7 @@ def _several_negatives(report: TheoryReport, points: Latent, loss: str, s: float
     report._hold("theorem_6_1", f"{loss}, k = {k}", left, right, constant=c.constant, rademacher=c.rademacher)
 
 
-def _margin(report: TheoryReport, points: Latent) -> None:
+def _margin(report: Report, points: Latent) -> None:
     c = report.choices
     if "hinge" not in c.losses:
         report.missing["lemma_5_1"] = "is about the hinge loss: add --loss hinge"
@@ -320,7 +320,7 @@ def _margin(report: TheoryReport, points: Latent) -> None:
     report._hold("lemma_5_1", "hinge", left, right, **free)
 
 
-def _lmcl(report: TheoryReport, x: Tensor, y: Tensor | None, facts: RunFacts) -> None:
+def _lmcl(report: Report, x: Tensor, y: Tensor | None, facts: RunFacts) -> None:
     c, n = report.choices, len(x)
     low, high = facts.delta_pos, facts.delta_neg
     if c.delta_pos is not None:
@@ -375,7 +375,7 @@ def _lmcl(report: TheoryReport, x: Tensor, y: Tensor | None, facts: RunFacts) ->
     _softmax(report, x, y, facts)
 
 
-def _softmax(report: TheoryReport, x: Tensor, y: Tensor, facts: RunFacts) -> None:
+def _softmax(report: Report, x: Tensor, y: Tensor, facts: RunFacts) -> None:
     c = report.choices
     soft = report._add(
         "L_SM", lmcl.softmax_loss(torch.nn.functional.normalize(x, dim=1), y), "softmax classifier, nats"
@@ -394,7 +394,7 @@ def _softmax(report: TheoryReport, x: Tensor, y: Tensor, facts: RunFacts) -> Non
     report._hold("lmcl_theorem_4", "", *sides, constant=c.constant, rademacher=c.rademacher)
 
 
-def _cllr(report: TheoryReport, x: Tensor, facts: RunFacts, metrics: Sequence[Mapping[str, Any]]) -> None:
+def _cllr(report: Report, x: Tensor, facts: RunFacts, metrics: Sequence[Mapping[str, Any]]) -> None:
     c = report.choices
     ratios = diagnostics.min_max_ratios(x)
     if len(ratios):
