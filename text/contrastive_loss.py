@@ -106,7 +106,7 @@ class ContrastiveLoss(nn.Module):
         for parameter in self.objective.parameters():
             # It is no part of the model, whose gradients DistributedDataParallel averages.
             parameter.register_hook(mean_over_ranks)
-        carry(self, unwrapped(model))
+        carry(self)
 
     def trains(self, model: nn.Module) -> bool:
         """Return whether this is the loss of a model.

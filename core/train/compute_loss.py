@@ -210,5 +210,5 @@ def compute_loss(
     if model is not None or find_spec("transformers") is not None:
         from dipole.core.train.objective_callback import carry
 
-        carry(found, model, in_model=model is not None)
+        carry(found, in_model=model is not None)
     return found

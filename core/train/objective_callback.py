@@ -19,6 +19,7 @@ import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from dipole.core.objectives.objective import Composite
 from dipole.core.utils.distributed import world_size
@@ -37,20 +38,22 @@ STATE = "trainer_state.json"
 _carriers: list[ref[Any]] = []
 
 
-def carry(carrier: Any, model: nn.Module | None, in_model: bool = False) -> None:
+def carry(carrier: Any, in_model: bool = False) -> None:
     """Register a loss for trainers.
 
     Args:
         carrier: the loss, with `objective` and `trains(model)`, which returns whether it is the loss of that model. It
             gets `taken`, whether a trainer's callback has found it. A loss of no model instead sets `called` at each
             call, so the next optimizer step is its own. `check_dataset`, if it has one, gets the training set.
-        model: the one that is trained with it, if it is known.
         in_model: whether the objective is saved with the model.
     """
     carrier.taken, carrier.in_model = False, in_model
     _carriers.append(ref(carrier))
-    if model is not None:
-        model.register_load_state_dict_pre_hook(_refuse_other_losses)
+
+
+def _losses_of(model: Any) -> list[Any]:
+    """Return the losses that are trained with a model."""
+    return [each for each in (carrier() for carrier in _carriers) if each and each.trains(model)]
 
 
 def _refuse_other_losses(model: nn.Module, *_: Any) -> None:
@@ -63,8 +66,7 @@ def _refuse_other_losses(model: nn.Module, *_: Any) -> None:
     folder = Path(frame.f_locals[frame.f_code.co_varnames[1]])
     if (folder / STATE).is_file():
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        found = [each for each in (carrier() for carrier in _carriers) if each and each.trains(model)]
-        _require_same(found, state.get("global_step"), state.get("stateful_callbacks", {}))
+        _require_same(_losses_of(model), state.get("global_step"), state.get("stateful_callbacks", {}))
 
 
 def _require_same(carriers: list[Any], step: Any, callbacks: dict[str, Any]) -> dict[str, Any]:
@@ -120,13 +122,19 @@ class ObjectiveCallback(TrainerCallback, ExportableState):
     def __init__(self) -> None:
         self._found: list[Any] = []
         self._folder: Path | None = None
+        self._check: RemovableHandle | None = None
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        model = kwargs.get("model")
+        if isinstance(model, nn.Module) and _losses_of(model):
+            self._check = model.register_load_state_dict_pre_hook(_refuse_other_losses)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._check is not None:  # a saved model does not keep the hook, and so needs no dipole
+            self._check.remove()
         optimised = {id(p) for group in kwargs["optimizer"].param_groups for p in group["params"]}
         self._found = [
-            each
-            for each in (found() for found in _carriers)
-            if each and each.trains(kwargs["model"]) and {id(p) for p in each.objective.parameters()} <= optimised
+            each for each in _losses_of(kwargs["model"]) if {id(p) for p in each.objective.parameters()} <= optimised
         ]
         for each in self._found:
             each.taken = True
