@@ -103,7 +103,8 @@ def test_a_compiled_framework_is_not_compiled_again_at_each_step():
     losses, graphs = [], []
     for seed in range(5):
         given = arguments("MoCo", seed)
-        compiled(*given)  # fills no queue and moves no copy
+        with torch.no_grad():
+            compiled(*given)  # fills no queue and moves no copy
         losses.append((float(compiled(*given).detach()), float(plain(*given).detach())))
         plain.after_step()
         compiled.after_step()
@@ -176,6 +177,22 @@ def test_clip_takes_tokens_by_position_or_name():
     expected = (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2
     for texts in (ids, (ids, mask), {"input_ids": ids, "attention_mask": mask}):
         torch.testing.assert_close(model(views(1), texts), expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["MoCo", "NNCLR", "SwAV", "CMC"])
+def test_accumulated_batches_are_all_remembered(name):
+    """Two batches before a step fill the queue or bank as one batch of both. One without gradient fills nothing."""
+    model = build(name, **({"images": 8, "bank": 2} if name == "CMC" else {})).eval()
+    undivided, images, index = copy.deepcopy(model), views(images=8), torch.arange(8)
+    for part in (slice(4), slice(4, 8)):
+        model([view[part] for view in images], index=index[part]).backward()
+    with torch.no_grad():
+        model(views(images=8, seed=1), index=index)
+    undivided(images, index=index).backward()
+    for each in (model, undivided):
+        each.after_step()
+    found, wanted = (each.memory if name == "CMC" else each.queue.rows.sort(0).values for each in (model, undivided))
+    torch.testing.assert_close(found, wanted)
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "constant"])
@@ -360,8 +377,8 @@ def test_loss_and_gradient_are_the_papers(method, text, paper, constant, table):
 def test_the_support_set_takes_the_first_views_projections_after_the_step():
     module, batch = framework("nnclr", support=9)
     before = module.queue.rows.clone()
+    projected = module.branch(batch.views[0]).detach()
     module.embed(batch)
-    projected = module._fresh.clone()
     assert torch.equal(module.queue.rows, before)
     module.after_step()
     torch.testing.assert_close(module.queue.rows[:IMAGES], projected / projected.norm(dim=1, keepdim=True))

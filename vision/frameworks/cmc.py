@@ -29,7 +29,7 @@ from dipole.vision.frameworks.base import (
     register_framework,
 )
 from dipole.vision.frameworks.branch import check_built, make_branch
-from dipole.vision.frameworks.queue import check_literal, check_momentum, of_all_ranks
+from dipole.vision.frameworks.queue import Fresh, check_literal, check_momentum
 from dipole.vision.image_ops import centre
 from dipole.vision.image_set import ImageSet
 from dipole.vision.settings import VisionSettings
@@ -152,7 +152,7 @@ class CMC(Framework):
             like = next(self.light.parameters(), torch.empty(0))
             drawn = torch.randn(2, images, self.embedding_dim).to(like)
             self.register_buffer("memory", F.normalize(drawn, dim=2))
-        self._fresh: tuple[Tensor, Tensor, Tensor] | None = None
+        self._fresh = Fresh()
         self._build_objective()
 
     @property
@@ -208,7 +208,7 @@ class CMC(Framework):
         if self.bank is not None:
             index = found.rows["index"]
             assert index is not None
-            self._fresh = (light[-1].detach(), colour[-1].detach(), index)
+            self._fresh.add(light[-1], colour[-1], index)
         return found
 
     def _pair(self, rows: dict[str, Any], seed: int) -> AnyPairs:
@@ -227,12 +227,10 @@ class CMC(Framework):
 
     @torch.no_grad()
     def update(self) -> None:
-        if self._fresh is not None:
-            light, colour, index = of_all_ranks(*self._fresh)
+        for light, colour, index in self._fresh.take():
             memory = self.get_buffer("memory")
             fresh = F.normalize(torch.stack([light, colour]).to(memory.dtype), dim=2)
             memory[:, index] = F.normalize(memory[:, index].lerp(fresh, 1 - self.momentum), dim=2)
-        self._fresh = None
 
     def features(self, images: Tensor) -> Tensor:
         light, colour = halves(images)

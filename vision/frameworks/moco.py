@@ -26,7 +26,7 @@ from dipole.vision.frameworks.base import (
     register_framework,
 )
 from dipole.vision.frameworks.branch import placed_like
-from dipole.vision.frameworks.queue import Queue, check_momentum, momentum_update, of_all_ranks
+from dipole.vision.frameworks.queue import Fresh, Queue, check_momentum, momentum_update
 from dipole.vision.settings import VisionSettings
 
 
@@ -93,7 +93,7 @@ class MoCo(OneBranch):
         self.intra_batch = intra_batch
         self.symmetric = symmetric
         self.batch_negatives = not symmetric if batch_negatives is None else batch_negatives
-        self._fresh: Tensor | None = None
+        self._fresh = Fresh()
 
     @classmethod
     def from_config(cls, config: VisionSettings, setup: Setup) -> Self:
@@ -111,7 +111,7 @@ class MoCo(OneBranch):
         queries = [self.branch(view) for view in queried]
         with torch.no_grad():
             keys = [self._embed_keys(view, batch.seed + n).to(queries[0].dtype) for n, view in enumerate(keyed)]
-        self._fresh = keys[-1]
+        self._fresh.add(keys[-1])
         return embedded({"query": queries, "key": keys}, batch, self._pair)
 
     def _pair(self, rows: dict[str, Any], seed: int) -> AnyPairs:
@@ -143,9 +143,8 @@ class MoCo(OneBranch):
 
     def update(self) -> None:
         momentum_update(self.key, self.branch, self.momentum)
-        if self._fresh is not None:
-            self.queue.push(*of_all_ranks(self._fresh))
-            self._fresh = None
+        for rows in self._fresh.take():
+            self.queue.push(*rows)
 
 
 def every_view_in_turn(queries: Sequence[Tensor], keys: Sequence[Tensor], **settings: Any) -> tuple[Pairs, ...]:

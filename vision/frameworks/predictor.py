@@ -30,12 +30,12 @@ from dipole.vision.frameworks.base import (
 from dipole.vision.frameworks.branch import check_module, placed_like
 from dipole.vision.frameworks.moco import every_view_in_turn
 from dipole.vision.frameworks.queue import (
+    Fresh,
     Queue,
     check_literal,
     check_momentum,
     cosine_schedule,
     momentum_update,
-    of_all_ranks,
 )
 from dipole.vision.heads import Prediction, prediction_head
 from dipole.vision.settings import VisionSettings
@@ -353,17 +353,16 @@ class NNCLR(Predicting):
     ) -> None:
         super().__init__(backbone, objective, head, predictor)
         self.queue = placed_like(Queue(support, self.embedding_dim), self.backbone)
-        self._fresh: Tensor | None = None
+        self._fresh = Fresh()
 
     def sides(self, batch: Batch, projected: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        self._fresh = projected[0].detach()
+        self._fresh.add(projected[0])
         support = self.queue.all(projected[0].dtype)
         return [nearest_in(support, z.detach()) for z in projected], [self.predictor(z) for z in projected]
 
     def update(self) -> None:
-        if self._fresh is not None:
-            self.queue.push(*of_all_ranks(self._fresh))
-            self._fresh = None
+        for rows in self._fresh.take():
+            self.queue.push(*rows)
 
 
 @torch.no_grad()

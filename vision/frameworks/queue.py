@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, get_args
 
 import torch
@@ -83,6 +84,24 @@ class Queue(nn.Module):
     def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)
         self._filled = None
+
+
+class Fresh:
+    """Rows of this rank since the optimizer's last step, of each batch over which gradients were accumulated."""
+
+    def __init__(self) -> None:
+        self._rows: deque[tuple[Tensor, ...]] = deque(maxlen=1000)  # for a loop that never takes them
+
+    def add(self, *rows: Tensor) -> None:
+        """Add tensors with one first dimension, unless the batch is not trained on."""
+        if torch.is_grad_enabled():
+            self._rows.append(tuple(each.detach() for each in rows))
+
+    def take(self) -> list[tuple[Tensor, ...]]:
+        """Return those of all ranks, in the order of the batches, and forget them."""
+        found = [of_all_ranks(*rows) for rows in self._rows]
+        self._rows.clear()
+        return found
 
 
 def of_all_ranks(*rows: Tensor) -> tuple[Tensor, ...]:

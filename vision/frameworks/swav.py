@@ -23,7 +23,7 @@ from dipole.vision.frameworks.base import (
     register_framework,
 )
 from dipole.vision.frameworks.branch import placed_like
-from dipole.vision.frameworks.queue import Queue, of_all_ranks
+from dipole.vision.frameworks.queue import Fresh, Queue
 from dipole.vision.settings import VisionSettings
 
 
@@ -70,7 +70,7 @@ class SwAV(OneBranch):
         super().__init__(backbone, objective, head)
         self.large = large
         self.queue = placed_like(Queue(queue, self.embedding_dim), self.backbone) if queue else None
-        self._fresh: list[Tensor] = []
+        self._fresh = Fresh()
 
     @classmethod
     def from_config(cls, config: VisionSettings, setup: Setup) -> Self:
@@ -92,7 +92,8 @@ class SwAV(OneBranch):
 
     def embed(self, batch: Batch) -> EncodedBatch:
         large, small = (in_passes(self.branch, part) for part in (batch.views[: self.large], batch.views[self.large :]))
-        self._fresh = [crop.detach() for crop in large]
+        if self.queue is not None:
+            self._fresh.add(*large)
         return embedded({"large": large, "small": small}, batch, self._pair)
 
     def _pair(self, rows: dict[str, Any], seed: int) -> Pairs:
@@ -101,6 +102,5 @@ class SwAV(OneBranch):
         return Pairs.from_crops(large, small, queue, rows.get("labels"), rows.get("index"))
 
     def update(self) -> None:
-        if self.queue is not None and self._fresh:
-            self.queue.push(torch.cat(of_all_ranks(*self._fresh)))
-        self._fresh = []
+        for crops in self._fresh.take():
+            self.queue.push(torch.cat(crops))
