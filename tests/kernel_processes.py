@@ -22,10 +22,28 @@ needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is
 INTERPRETED = {"TRITON_INTERPRET": "1", "DIPOLE_ENGINE": "triton"}
 
 
+def start() -> None:
+    """Prepare a process. Its interpreter prepares Triton's language once, not at each call of a helper function."""
+    torch.set_num_threads(1)
+    if not os.environ.get("TRITON_INTERPRET"):
+        return
+    from triton.runtime import interpreter
+
+    prepared: set[str] = set()
+
+    def call(self: Any, *args: Any, **given: Any) -> Any:
+        if self.fn.__module__ not in prepared:
+            interpreter._patch_lang(self.fn)
+            prepared.add(self.fn.__module__)
+        return self.rewrite()(*args, **given)
+
+    interpreter.InterpretedFunction.__call__ = call
+
+
 @contextmanager
 def process(environment: Mapping[str, str]) -> Iterator[Callable[..., Any]]:
     """Yield a function that calls functions of a test module in a process with these environment variables."""
-    with ProcessPoolExecutor(1, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with ProcessPoolExecutor(1, get_context("spawn"), initializer=start) as pool:
         with pytest.MonkeyPatch.context() as patch:
             for name in INTERPRETED:
                 patch.delenv(name, raising=False)
