@@ -168,7 +168,7 @@ class Subject(Declared):
         if isinstance(temperature, int | float):
             lowered = dict.fromkeys(self.temperatures, temperature)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             instance = self.build(**lowered)
             if self.takes_pairs:
                 instance.build((layout or self.views).width)

@@ -159,11 +159,12 @@ def test_stepping_together_equals_one_fit_after_another(settings, classes):
             assert np.mean(fitted.predict(rows, i) == predicted) >= 0.995
 
 
-def test_fits_leave_the_global_generators_alone():
+def test_fits_leave_the_global_generators_alone(monkeypatch):
     x, y = blobs(60, 3, 2)
     torch.manual_seed(5)
     np.random.seed(5)
     before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("an accelerator is seeded"))
     fit_all(torch.tensor(x).float(), torch.tensor(y), 2, [Fit(np.arange(60), None, [0.0])], Classifier(max_epoch=4), 1)
     assert torch.equal(before[0], torch.get_rng_state())
     assert (before[1] == np.random.get_state()[1]).all()

@@ -65,7 +65,7 @@ def fit_relatedness(
     target = torch.as_tensor(soft_targets(scores["train"]))
     grades = np.arange(1, target.shape[1] + 1)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         model = nn.Sequential(nn.Linear(x["train"].shape[1], target.shape[1]), nn.Softmax(dim=-1))
     optimizer = torch.optim.Adam(model.parameters())
 

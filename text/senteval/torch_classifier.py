@@ -162,7 +162,7 @@ class _Group:
         size = sum((i + 1) * o for i, o in pairwise(widths))
         check_fits(f"classifiers of {settings.nhid} hidden units", (*self.decays.shape, size), self.features)
         with torch.random.fork_rng(devices=[]):  # all draws are the processor's
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             first, *others = [torch.nn.Linear(inputs, outputs) for inputs, outputs in pairwise(widths)]
             self.stream_state = torch.get_rng_state()
         folds, values = self.decays.shape
