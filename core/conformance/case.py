@@ -195,17 +195,13 @@ def mean(values: Sequence[Number]) -> Number:
 
 def similarity_of(case: Case, similarity: str) -> Callable[[int, int], Number]:
     """Return s_ij for cosine, dot or bilinear (a_i^T W c_j with the rows of W in parameters["W"])."""
-
     if similarity == "cosine":
         case = case.on_sphere()
-
-    def s(i: int, j: int) -> Number:
-        a, c = case.anchors[i], case.candidates[j]
-        if similarity in ("cosine", "dot"):
-            return dot(a, c)
-        return total(a[row] * dot(weights, c) for row, weights in enumerate(case.parameters["W"]))
-
-    return s
+    anchors, candidates = torch.stack(case.anchors), torch.stack(case.candidates)
+    if similarity == "bilinear":
+        anchors = anchors @ torch.stack(case.parameters["W"])
+    table = [row.unbind() for row in (anchors @ candidates.T).unbind()]
+    return lambda i, j: table[i][j]
 
 
 def squared_distance(x: Vector, y: Vector) -> Number:
