@@ -103,4 +103,5 @@ class SwAV(OneBranch):
 
     def update(self) -> None:
         for crops in self._fresh.take():
+            assert self.queue is not None
             self.queue.push(torch.cat(crops))
