@@ -24,7 +24,7 @@ _HOME = {
 }
 
 __all__ = sorted(_HOME)
-__getattr__ = lazy(__name__, _HOME, "rl")
+__getattr__, __dir__ = lazy(__name__, _HOME, "rl")
 
 if find_spec("gymnasium") is not None:
     from dipole.rl.envs.registry import load

@@ -6,6 +6,7 @@ from dipole.core.utils.extras import lazy
 
 if TYPE_CHECKING:
     from dipole.core.train.objective_callback import ObjectiveCallback as ObjectiveCallback
+    from dipole.text import senteval as senteval
     from dipole.text.cached_contrastive_loss import CachedContrastiveLoss as CachedContrastiveLoss
     from dipole.text.contrastive_loss import ContrastiveLoss as ContrastiveLoss
     from dipole.text.corpus import pydoc_documents as pydoc_documents
@@ -18,4 +19,4 @@ _HOME = {
 }
 
 __all__ = sorted(_HOME)
-__getattr__ = lazy(__name__, _HOME, "sentence-transformers")
+__getattr__, __dir__ = lazy(__name__, _HOME | {"senteval": "dipole.text.senteval"}, "sentence-transformers")

@@ -42,8 +42,4 @@ _EXPORTS = {
 _HOME = {name: f"dipole.{module}" for module, names in _EXPORTS.items() for name in names.split()}
 
 __all__ = sorted(_HOME)
-__getattr__ = lazy(__name__, _HOME, "vision")
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy(__name__, _HOME, "vision")

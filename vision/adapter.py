@@ -18,7 +18,7 @@ from dipole.core.train.class_blocks import BlockShape
 from dipole.core.train.config import Settings
 from dipole.core.train.inference import chosen_features
 from dipole.core.utils.drawing import check_drawing
-from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.memory import check_fits
 from dipole.core.utils.modes import in_mode
 from dipole.core.utils.seeding import Seeds
@@ -119,7 +119,12 @@ class VisionAdapter(Adapter):
     @cached_property
     def parts(self) -> Parts:
         """The training images, and the validation part if there is one. A model in use reads them lazily."""
-        return kind_of(self.config).load(self.config, self.seed, self.validation)
+        found = kind_of(self.config).load(self.config, self.seed, self.validation)
+        images, known = found.pretrain, self._artifacts
+        if known is not None and known.images.channels != images.channels:
+            has, reads = counted(images.channels, "channel"), known.images.channels
+            raise DataError(f"{images.name}: the images have {has}, and the model reads {reads}.")
+        return found
 
     @cached_property
     def _with_test(self) -> Parts:

@@ -194,12 +194,10 @@ def _of_paper(
 
 
 def _changed(settings: Settings, changes: Settings) -> AugmentConfig:
-    known = [name for name in AugmentConfig.model_fields if name not in ("view", "size")]
+    known = [name for name in AugmentConfig.model_fields if name != "view"]
     for name in changes:
-        if name not in (*known, "size"):
-            raise OptionError(
-                f"Augment has no setting {name!r}.{nearest(name, known)} Settings: size, {', '.join(known)}."
-            )
+        if name not in known:
+            raise OptionError(f"Augment has no setting {name!r}.{nearest(name, known)} Settings: {', '.join(known)}.")
     try:
         return AugmentConfig(**{**settings, **changes})
     except ValidationError as error:

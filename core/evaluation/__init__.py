@@ -37,8 +37,4 @@ _PROBES = ("ProbeResult", "few_shot_probe", "kmeans_accuracy", "knn_probe", "lin
 _HOMES = dict.fromkeys(_DIAGNOSTICS, f"{__name__}.diagnostics") | dict.fromkeys(_PROBES, f"{__name__}.probes")
 
 __all__ = sorted(_HOMES)
-__getattr__ = lazy(__name__, _HOMES, "")
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy(__name__, _HOMES, "")

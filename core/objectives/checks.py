@@ -48,13 +48,11 @@ def check_matrix(name: str, x: Tensor, like: tuple[str, Tensor] | None = None) -
     shape = "(rows >= 1, width >= 1)"
     check_tensor(name, x, shape)
     if x.ndim != 2 or not x.is_floating_point() or 0 in x.shape:
-        raise PairsError(
-            f"{name} must be floating-point embeddings of shape {shape}, got {x.dtype} of shape {tuple(x.shape)}."
-        )
+        got = f"{x.dtype} of shape {tuple(x.shape)}"
+        fix = " Classes belong into Pairs.from_labels(embeddings, labels)." * (x.dtype == torch.long and x.ndim == 1)
+        raise PairsError(f"{name} must be floating-point embeddings of shape {shape}, got {got}.{fix}")
     if like is not None:
         other, y = like
-        if x.shape[1] == y.shape[1] and x.device == y.device and x.dtype == y.dtype:
-            return x
         for what, mine, theirs in (
             ("width", x.shape[1], y.shape[1]),
             ("device", x.device, y.device),

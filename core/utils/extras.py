@@ -56,16 +56,17 @@ def needing(extra: str, what: str) -> Iterator[None]:
         raise ConfigError(f"{what} needs {error.name}; install it with: {install_line(extra)}") from error
 
 
-def lazy(package: str, homes: Mapping[str, str], extra: str) -> Callable[[str], Any]:
-    """Return a `__getattr__` for a package that imports its names on first use. They need an extra of dipole."""
+def lazy(package: str, homes: Mapping[str, str], extra: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package that imports its names on first use. They need an extra."""
 
     def resolve(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(homes))}")
         with needing(extra, f"{package}.{name}"):
-            return getattr(import_module(homes[name]), name)
+            home = import_module(homes[name])
+            return home if home.__name__ == f"{package}.{name}" else getattr(home, name)
 
-    return resolve
+    return resolve, lambda: sorted(homes)
 
 
 def _origin(package: str) -> dict[str, Any]:

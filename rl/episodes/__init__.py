@@ -17,4 +17,4 @@ _HOME = {
 }
 
 __all__ = sorted(_HOME)
-__getattr__ = lazy(__name__, _HOME, "rl")
+__getattr__, __dir__ = lazy(__name__, _HOME, "rl")

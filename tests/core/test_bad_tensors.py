@@ -136,6 +136,7 @@ def queries(weights):
 @pytest.mark.parametrize(("make", "said"), [
     (lambda: Pairs.cross(z(), z(), 3), r"queue must be a torch tensor of shape \(rows, width\), got int"),
     (lambda: Pairs.cross(z(), z(), torch.tensor(1.0)), "queue must be floating-point embeddings"),
+    (lambda: INFONCE(z(), LABELS), r"int64 of shape \(6,\). Classes belong into Pairs.from_labels\(emb"),
     (lambda: Pairs.from_labels(None, LABELS), r"from_labels needs embeddings \(B, d\).* Got NoneType"),
     (lambda: Pairs.from_labels(z(B, 0), LABELS), r"width >= 1\), got torch.float32 of shape \(6, 0\)"),
     (lambda: Pairs.from_blocks(z(B, 2, 0)), r"d >= 1\), got \(6, 2, 0\)"),

@@ -287,9 +287,6 @@ def test_exports_what_a_plugin_author_needs():
         assert import_module(f"dipole.{name}") is import_module(f"dipole.core.{name}")
     for module, name, near in ((dipole, "objectiv", "objective"), (dipole.evaluation, "knn", "knn_probe")):
         refused(AttributeError, f"no attribute '{name}'; it has .*{near}", getattr, module, name)
-    listed = "import sys, dipole, dipole.core.evaluation as evaluation; dir(dipole); dir(evaluation)"
-    loaded = f"{listed}; assert not {{'torch', 'numpy'}} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", loaded], check=True)
 
 
 def test_errors_have_their_public_name_and_suggest_no_diagnostic():

@@ -109,7 +109,6 @@ def test_no_code_or_table_scrolls_sideways(site, chromium, scheme):
 
 
 @links
-@pytest.mark.slow
 def test_a_broken_link_fails(tmp_path):
     broken = tmp_path / "docs"
     broken.mkdir()

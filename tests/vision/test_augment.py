@@ -423,7 +423,7 @@ def test_workers_of_a_loader_give_lists_of_batches():
 
 @pytest.mark.parametrize(("make", "images", "message"), [
     (lambda: Augment("simcrl"), None, "no preset 'simcrl'. Did you mean 'simclr'?"),
-    (lambda: Augment("simclr", blurr=0), None, "no setting 'blurr'. Did you mean 'blur'?"),
+    (lambda: Augment("simclr", siz=0), None, "no setting 'siz'. Did you mean 'size'?"),
     (lambda: Augment("simclr", blur=2), None, "blur: should be less than or equal to 1, got 2"),
     (lambda: Augment("simclr", crop_scale=(0.5, 0.1)), None, "crop_scale must be [low, high]"),
     (lambda: Augment("simclr", size=3), None, "size must be a whole number >= 4, got 3"),

@@ -107,6 +107,8 @@ def test_grey_runs_read_grey_levels(tmp_path):
     run = commanded("digits-simclr", tmp_path / "runs", *ONE_STEP)
     features, images, _ = probed(run)
     inputs = save_images(tmp_path / "inputs", images)
+    colour = [f"vision.data.source={save_images(tmp_path / 'colour', images.expand(-1, 3, -1, -1))}"]
+    refused(DataError, "the images have 3 channels, and the model reads 1", evaluate_run, RunFolder(run), "cpu", colour)
     out = tmp_path / "f.parquet"
     assert main(["embed", str(run), inputs, "-o", str(out), "--quiet"]) == 0
     table = pyarrow.parquet.read_table(out)
