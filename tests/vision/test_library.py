@@ -280,7 +280,7 @@ def test_labels_and_the_learning_rate_reach_the_objective():
 
 def test_importing_the_packages_loads_no_torch():
     code = (
-        "import sys, dipole; dir(dipole); dir(dipole.evaluation)\n"
+        "import sys, dipole, dipole.core.evaluation as evaluation; dir(dipole); dir(evaluation)\n"
         "assert {'SimCLR', 'ContrastiveLoss'} <= {*dir(dipole.vision), *dir(dipole.text)}\n"
         "assert not {'torch', 'numpy'} & {*sys.modules}; dipole.text.senteval.evaluate, dipole.vision.SimCLR"
     )
