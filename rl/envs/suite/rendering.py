@@ -45,7 +45,6 @@ def _load(*names: str) -> ctypes.CDLL | None:
     return None
 
 
-@cache
 class Device(NamedTuple):
     """A device that EGL draws on: its number (MUJOCO_EGL_DEVICE_ID), and CUDA's number of the same GPU, or None.
 
@@ -57,6 +56,7 @@ class Device(NamedTuple):
     cuda: int | None
 
 
+@cache
 def egl_devices() -> list[Device]:
     """Return the devices on which EGL can be initialised. dm_control takes the first."""
     egl = _load("libEGL.so.1", "libEGL.so")
