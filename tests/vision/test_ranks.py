@@ -293,8 +293,7 @@ def shuffled_keys(rank, source, world_size=2):
     table = {"method": "moco", "encoder": {"name": "small-conv", "width": 4, "dim": 8}, "augment": {"size": 8}}
     moco = make_adapter({**table, "data": source, "negatives": 40}, 16, rank=rank, world_size=world_size)
     batch, key = next(iter(moco.batches(0))), copy.deepcopy(moco.module.key)
-    moco.embed(batch)
-    return moco.module._fresh.clone(), batch.views[1], batch.seed, key if world_size == 1 else None
+    return moco.embed(batch).rows["key0"], batch.views[1], batch.seed, key if world_size == 1 else None
 
 
 def test_batch_norm_sees_a_shuffled_half_of_the_batch(tmp_path):
