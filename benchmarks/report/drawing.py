@@ -19,7 +19,7 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 AXIS = {
     "labelColor": TEXT, "titleColor": TEXT, "gridColor": "var(--line)", "tickColor": SOFT, "domainColor": SOFT,
     "labelFontSize": 11.5, "titleFontSize": 12.5, "titleFontWeight": "normal", "labelLimit": 0, "titleLimit": 0,
-    "aria": False,
+    "labelFlush": False, "aria": False,
 }  # fmt: skip
 LEGEND = {
     "labelColor": TEXT, "titleColor": TEXT, "labelFontSize": 11.5, "labelLimit": 0, "orient": "bottom", "title": None,

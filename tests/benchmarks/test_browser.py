@@ -197,17 +197,18 @@ CLIPPED = """
     const box = svg.getBoundingClientRect(), room = svg.closest('section').getBoundingClientRect();
     if (box.width < 100 || box.right > room.right + 1) outside.push('picture: ' + svg.getAttribute('aria-label'));
     for (const text of svg.querySelectorAll('text')) {
-      const at = text.getBoundingClientRect();
-      if (at.width && (at.left < box.left - 1 || at.right > box.right + 1 || at.bottom > box.bottom + 1))
+      const at = text.getBoundingClientRect(), next = text.nextSibling?.getBoundingClientRect?.() ?? {};
+      if (at.width && (at.left < box.left - 1 || at.right > box.right + 1 || at.bottom > box.bottom + 1)
+          || at.top == next.top && at.left < next.left && at.right > next.left && !text.outerHTML.includes('rotate'))
         outside.push(text.textContent);
     }
   }
   return outside;
 """
-# What a reader cannot scroll to: a table wider than its box, whose box does not scroll; a page wider than the window.
+# What a reader cannot scroll to: a table wider than its box, a text wider than its cell, a page wider than the window.
 CUT = """
-  const cut = [...document.querySelectorAll('.scroll')].filter(box => box.scrollWidth > box.clientWidth + 1
-    && (arguments[0] || getComputedStyle(box).overflowX !== 'auto')).map(box => box.getAttribute('aria-label'));
+  const cut = [...document.querySelectorAll('.scroll, td')].filter(box => box.scrollWidth > box.clientWidth + 1
+    && (arguments[0] || getComputedStyle(box).overflowX !== 'auto')).map(box => box.ariaLabel ?? box.textContent);
   if (document.documentElement.scrollWidth > innerWidth) cut.push('page');
   return cut;
 """
