@@ -172,10 +172,12 @@ class Registry:
             if not name.isidentifier():
                 raise RegistryError(f"cannot register {name!r} ({place}): a name is letters, digits and underscores.")
             taken = self._entries.get(self._names.get(name, ""))
-            if taken and f"{taken.target.__module__}.{taken.target.__qualname__}" != place:
+            if taken and (owner := f"{taken.target.__module__}.{taken.target.__qualname__}") != place:
+                # A name of dipole's own stays, whichever of the two was imported first.
+                first, other = sorted((owner, place), key=lambda each: not each.startswith("dipole."))
                 raise RegistryError(
-                    f"{name!r} is already registered by {taken.target.__module__}.{taken.target.__qualname__}; "
-                    f"{place} needs another name (or drop one of the two packages)."
+                    f"{name!r} is already registered by {first}; {other} needs another name (or drop one of the two "
+                    "packages)."
                 )
         self._entries[entry.name] = entry
         self._names.update(dict.fromkeys((entry.name, *entry.aliases), entry.name))

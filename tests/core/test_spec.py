@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections import Counter
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -133,6 +134,13 @@ def test_what_is_unusable_or_taken_is_not_registered(name, settings, said):
         @registry.register(name, **settings)
         class Other(Objective):
             """Another."""
+
+
+def test_a_name_of_dipoles_own_stays_whoever_came_first():
+    fresh = Registry()
+    fresh.register("infonce")(Counter)
+    with pytest.raises(RegistryError, match=r"registered by dipole\..*\.InfoNCE; .*Counter needs another name"):
+        fresh.register("infonce")(InfoNCE)
 
 
 @pytest.mark.parametrize("entry", registry.entries(), ids=lambda entry: entry.name)
