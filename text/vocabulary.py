@@ -17,6 +17,7 @@ from tokenizers.models import WordLevel
 from tokenizers.trainers import WordLevelTrainer
 
 from dipole.core.utils.errors import ConfigError, DataError
+from dipole.core.utils.received import read_json
 
 UNKNOWN = "<unk>"
 # Letters of scripts that put no blank between words: each is a word of its own, as in Unicode's default word boundaries
@@ -167,7 +168,7 @@ def _options_beside(path: Path) -> dict[str, Any]:
     for name in ("special_tokens_map.json", CONFIG):
         file = path.with_name(name)
         if file.is_file():
-            found |= json.loads(file.read_text(encoding="utf-8"))
+            found |= read_json(file)
     options = {}
     for name in OPTIONS:
         value = found.get(name)

@@ -70,16 +70,16 @@ def _way_out(subject: Subject) -> str:
         return ""
     instance = subject.make()
     sizes = {n for x in (*parameters_of(instance).values(), *_buffers(instance)) for n in x.shape if 1 < n <= 4096}
-    labelled, scored = replace(subject.fit, labels=2, scores=False), replace(subject.fit, labels=None, scores=True)
+    labelled, scored = replace(subject.needs, labels=2, scores=False), replace(subject.needs, labels=None, scores=True)
     function = instance.forward if isinstance(instance, nn.Module) else instance
     by_score = any("score" in name for name in inspect.signature(function).parameters)
-    for fit in (subject.fit, *((scored, labelled) if by_score else (labelled, scored))):
-        for dim in (subject.fit.dim, *sorted(sizes)):
-            other = subject.refit(replace(fit, dim=dim))
+    for needs in (subject.needs, *((scored, labelled) if by_score else (labelled, scored))):
+        for dim in (subject.needs.dim, *sorted(sizes)):
+            other = subject.refit(replace(needs, dim=dim))
             if not _refusal(other):
-                flags = [f"--dim {dim}"] * (dim != subject.fit.dim)
-                flags += ["--labels CLASSES"] * (fit.labels != subject.fit.labels and fit.labels is not None)
-                flags += ["--scores"] * (fit.scores and not subject.fit.scores)
+                flags = [f"--dim {dim}"] * (dim != subject.needs.dim)
+                flags += ["--labels CLASSES"] * (needs.labels != subject.needs.labels and needs.labels is not None)
+                flags += ["--scores"] * (needs.scores and not subject.needs.scores)
                 return f". It can be called with {' '.join(flags)}"
     return ". It is called as loss(a, b); see --dim, --labels and --scores"
 

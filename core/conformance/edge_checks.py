@@ -70,13 +70,13 @@ def temperature_counts(subject: Subject) -> str:
 def labels_count(subject: Subject) -> str:
     """Other labels or scores of the same rows give another value or another gradient."""
     layout, leaves = subject.views, subject.views.leaves()
-    if subject.takes_pairs or ((subject.fit.labels or 1) == 1 and not subject.fit.scores):
+    if subject.takes_pairs or ((subject.needs.labels or 1) == 1 and not subject.needs.scores):
         raise Skipped("it takes neither labels nor scores")
     labels, scores = (None if each is None else each.roll(1) for each in (layout.labels, layout.scores))
     others = replace(layout, labels=labels, scores=scores)
     first, second = (subject.result(subject.make(), each, leaves) for each in (layout, others))
     if max(value_error(second, first), gradient_error(second, first)) <= EXACT:
-        what = "scores" if subject.fit.scores else "labels"
+        what = "scores" if subject.needs.scores else "labels"
         raise Failed(f"the {what} have no effect: {first.value.item():.8g} for any of the same rows", ("reference",))
     return f"{first.value.item():.4g}, and {second.value.item():.4g} for others"
 
@@ -312,7 +312,7 @@ def ranks_equal_one_process(subject: Subject) -> str:
                 expected.append(subject.result(instance, layout, leaves))
             except DipoleError:
                 continue
-            cases.append((number, subject.fit.labels, subject.make(layout), leaves))
+            cases.append((number, subject.needs.labels, subject.make(layout), leaves))
     found = on_two_ranks(cases)
     worst = 0.0
     for (number, *_), true, got in zip(cases, expected, found, strict=True):

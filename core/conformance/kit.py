@@ -123,13 +123,13 @@ def subject_of(
     reference: str | None = None,
     says: Declared = UNDECLARED,
     temperatures: tuple[str, ...] = (),
-    fit: BatchNeeds = ANY,
+    needs: BatchNeeds = ANY,
 ) -> Subject:
     """Return the subject of the checks; see `check_objective` for the arguments."""
-    for which, number in (("dim", fit.dim), ("labels", fit.labels)):
+    for which, number in (("dim", needs.dim), ("labels", needs.labels)):
         if number is not None:
             check_whole(which, number)
-    if fit.labels is not None and fit.scores:
+    if needs.labels is not None and needs.scores:
         raise SpecError("give labels or scores, not both.")
     if isinstance(target, Subject):
         return target
@@ -144,18 +144,18 @@ def subject_of(
         _refuse(options, "an instance has its options already", name)
         text = str(target) if isinstance(target, Composite) else str(target.term())
     if text is not None or (inspect.isclass(target) and issubclass(target, Objective)):
-        _refuse_of_pairs(name, reference, says, fit.scores or bool(temperatures))
+        _refuse_of_pairs(name, reference, says, needs.scores or bool(temperatures))
         if text is None:
-            return unregistered(target, name, options, fit)
-        return native(text, fit)
+            return unregistered(target, name, options, needs)
+        return native(text, needs)
     if not callable(target):
         raise SpecError(f"{name} cannot be called: a loss is called as loss(a, b), or give a class or function.")
-    if inspect.isroutine(target) and _is_loss(target, options or {}, fit):
+    if inspect.isroutine(target) and _is_loss(target, options or {}, needs):
         says = declared(says, target)
         target, options = partial(target, **(options or {})), None
     if not (inspect.isclass(target) or inspect.isroutine(target)):
         _refuse(options, "an instance has its options already", name)
-    subject = foreign(target, name, options, reference, says, temperatures, fit)
+    subject = foreign(target, name, options, reference, says, temperatures, needs)
     try:
         subject.make()
     except Exception as error:
@@ -237,9 +237,9 @@ def parametrize_with_checks(
     return pytest.mark.parametrize(("subject", "check"), cases)
 
 
-def _is_loss(function: Callable[..., Any], options: dict[str, Any], fit: BatchNeeds) -> bool:
+def _is_loss(function: Callable[..., Any], options: dict[str, Any], needs: BatchNeeds) -> bool:
     """Return True for a function that is the loss itself, False for one that builds it."""
-    return needed(function, options) in ((2, 3) if fit.scores or fit.labels else (2,))
+    return needed(function, options) in ((2, 3) if needs.scores or needs.labels else (2,))
 
 
 def _written(options: dict[str, Any] | None) -> str:

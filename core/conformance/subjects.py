@@ -100,7 +100,7 @@ class Subject(Declared):
         stateful: whether its value depends on earlier calls. The state is reset after each call.
         flat: whether it ignores a range of cosines on purpose, as a margin does.
         twin: like `truth`, but fast: dipole's implementation of the reference, for large batches.
-        fit: what its batches must look like.
+        needs: what its batches must look like.
         refit: builds the same subject for other batches. None for dipole's objectives.
     """
 
@@ -113,7 +113,7 @@ class Subject(Declared):
     layouts: tuple[Layout, ...] = (VIEWS,)
     read: Callable[[str], Composite] | None = None
     twin: Loss | None = None
-    fit: BatchNeeds = ANY
+    needs: BatchNeeds = ANY
     refit: Callable[[BatchNeeds], Subject] | None = None
 
     @property
@@ -124,7 +124,7 @@ class Subject(Declared):
     @property
     def dim(self) -> int | None:
         """The only width of embeddings that it takes. None if it takes any."""
-        return self.fit.dim
+        return self.needs.dim
 
     @property
     def views(self) -> Layout:
@@ -147,7 +147,7 @@ class Subject(Declared):
             order: (B,) long, the instances.
             width: of the embeddings, if it takes any.
         """
-        return in_order(order, self.fit.dim or width, self.fit.labels or CLASSES)
+        return in_order(order, self.needs.dim or width, self.needs.labels or CLASSES)
 
     def make(
         self,
@@ -236,7 +236,7 @@ def foreign(
     reference: str | None = None,
     says: Declared = UNDECLARED,
     temperatures: tuple[str, ...] = (),
-    fit: BatchNeeds = ANY,
+    needs: BatchNeeds = ANY,
 ) -> Subject:
     """Wrap a loss called as loss(a, b): an instance, or a class or function that returns one."""
     options = options or {}
@@ -250,9 +250,9 @@ def foreign(
     def call(instance: Any, layout: Layout, leaves: Leaves) -> Tensor:
         a, b = leaves["a"], leaves["b"]
         value: Tensor
-        if fit.scores and layout.scores is not None:
+        if needs.scores and layout.scores is not None:
             value = instance(a, b, layout.scores.to(a))
-        elif fit.labels is None or layout.labels is None:
+        elif needs.labels is None or layout.labels is None:
             value = instance(a, b)
         elif needed(instance) == 3:
             value = instance(a, b, layout.labels.to(a.device))
@@ -283,9 +283,9 @@ def foreign(
         call,
         truth,
         _temperatures(target, name, temperatures) if builds else (),
-        layouts=(in_order(torch.arange(5), fit.dim or WIDTH, fit.labels or CLASSES),),
+        layouts=(in_order(torch.arange(5), needs.dim or WIDTH, needs.labels or CLASSES),),
         twin=twin,
-        fit=fit,
+        needs=needs,
         refit=partial(foreign, target, name, options, reference, says, temperatures),
         **vars(says),
     )
@@ -313,16 +313,16 @@ def _temperatures(target: Any, name: str, named: Sequence[str]) -> tuple[str, ..
     return tuple(each for each in parameters if each in marked)
 
 
-def native(text: str, fit: BatchNeeds = ANY) -> Subject:
+def native(text: str, needs: BatchNeeds = ANY) -> Subject:
     """Wrap a registered objective, written as text. It may be a regularizer alone."""
     terms = [term for term in read(text).terms if isinstance(term, Objective)]
     adjustable = dict.fromkeys(name for term in parse(text) for name in _adjustable(term))
     known = all(_reference(term) for term in terms)
-    return _of_pairs(text, partial(read, text), known, tuple(adjustable), fit, terms, read)
+    return _of_pairs(text, partial(read, text), known, tuple(adjustable), needs, terms, read)
 
 
 def unregistered(
-    target: type[Objective], name: str, options: dict[str, Any] | None = None, fit: BatchNeeds = ANY
+    target: type[Objective], name: str, options: dict[str, Any] | None = None, needs: BatchNeeds = ANY
 ) -> Subject:
     """Wrap a subclass of Objective that is not registered."""
 
@@ -330,7 +330,7 @@ def unregistered(
         return Composite([target(**(options or {}) | overrides)], [1.0])
 
     temperatures = tuple(option.name for option in options_of(target.__init__) if option.temperature)
-    return _of_pairs(name, build, hasattr(target, "reference"), temperatures, fit, [target])
+    return _of_pairs(name, build, hasattr(target, "reference"), temperatures, needs, [target])
 
 
 def _of_pairs(
@@ -338,7 +338,7 @@ def _of_pairs(
     build: Callable[..., Composite],
     known: bool,
     temperatures: tuple[str, ...],
-    fit: BatchNeeds,
+    needs: BatchNeeds,
     owners: Sequence[Any],
     read: Callable[[str], Composite] | None = None,
 ) -> Subject:
@@ -349,9 +349,9 @@ def _of_pairs(
         by_loops if known else None,
         temperatures,
         takes_pairs=True,
-        layouts=tuple(each.fitted(fit.dim, fit.labels) for each in LAYOUTS),
+        layouts=tuple(each.fitted(needs.dim, needs.labels) for each in LAYOUTS),
         read=read,
-        fit=fit,
+        needs=needs,
         **vars(declared(UNDECLARED, *owners)),
     )
 
