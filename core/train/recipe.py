@@ -267,9 +267,7 @@ def describe(error: ValidationError, model: type[BaseModel], skip: str | None = 
         if skip is not None and location[:1] == [skip]:
             continue
         path = shortened(".".join(location)) or "the recipe"
-        context = each.get("ctx", {})
-        got = each["input"]
-        kind = each["type"]
+        context, got, kind = each.get("ctx", {}), each["input"], each["type"]
         if kind == "extra_forbidden":
             lines.append(f"{path}: {_unknown_key(location, model)}")
         elif kind == "missing":
@@ -283,8 +281,9 @@ def describe(error: ValidationError, model: type[BaseModel], skip: str | None = 
         elif kind == "value_error":
             lines.append(f"{path}: {context['error']}".replace("\n", "\n    "))
         else:
-            message = each["msg"].removeprefix("Input ")
-            lines.append(f"{path}: {message}, got {shortened(json.dumps(got, default=str))}.")
+            fix = """ In a shell, write KEY='["a", "b"]'.""" * (isinstance(got, str) and got.startswith("["))
+            got = shortened(json.dumps(got, default=str))
+            lines.append(f"{path}: {each['msg'].removeprefix('Input ')}, got {got}.{fix}")
     return list(dict.fromkeys(lines))
 
 

@@ -111,7 +111,7 @@ def test_every_problem_is_in_one_message(blobs):
         ("objective=none", "'none' is not possible in the domain 'blobs'"),
         ("objective=infonce(temperature=0)", "temperature"), ("train.steps.lr=3", "is a value, not a table"),
         ('train.batch_size="16"', "should be a valid integer"), ("deterministic=1", "should be a valid boolean"),
-        ("train.learning_rate=nan", "finite"),
+        ("train.learning_rate=nan", "finite"), ("train.betas=[a", """got "[a". In a shell, write KEY='["a", "b"]'."""),
         ("learning_rate=1", "learning_rate: no such setting at the top level; did you mean train.learning_rate?"),
     ],
 )  # fmt: skip
