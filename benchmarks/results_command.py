@@ -45,15 +45,12 @@ def add(places: Sequence[Path], to: Path, replaces: bool = False) -> list[Added]
     """Add the finished runs of every suite to its results file in the folder `to`.
 
     If a run has other results in the file, or the suite has changed, the file stays as it is unless `replaces` is
-    true. Runs on other data and unreadable runs are left out and named. Raise ConfigError if no suite was run in these
+    true. Runs on other data and unreadable runs are left out and named. Raise ConfigError if no suite has runs in these
     places, or `to` is a file, RecordError if a results file there is damaged, or cannot be written.
     """
     if is_file(to):
         raise ConfigError(f"--out {to}: give a folder. Each suite gets a file there.")
     found = gather(places)
-    if not found.manifests:
-        where = ", ".join(map(str, places))
-        raise ConfigError(f"no suite was run in {where}. Run one with `dipole bench SUITE --runs DIR`.")
     # Everything is read before anything is written.
     changes = []
     for manifest in found.manifests:
@@ -69,6 +66,9 @@ def add(places: Sequence[Path], to: Path, replaces: bool = False) -> list[Added]
             changes.append((path, both, len(both.runs.keys() - there.runs.keys()), conflicts, [*unread, *left]))
         elif suite.runs or unread:
             changes.append((path, suite, len(suite.runs), [], unread))
+    if not changes:
+        where = ", ".join(map(str, places))
+        raise ConfigError(f"no suite has finished runs in {where}. Run one with `dipole bench SUITE --runs DIR`.")
     for path, suite, *_ in changes:
         write_results_file(path, suite)
     return [_added(path, suite, new, conflicts, left) for path, suite, new, conflicts, left in changes]
