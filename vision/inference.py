@@ -17,7 +17,7 @@ from dipole.core.utils.pictures import open_image
 from dipole.vision.decoding import attempt, decode, file_bytes
 from dipole.vision.sources import described, open_source, reader_of
 from dipole.vision.sources.base import Decoding
-from dipole.vision.sources.folder import FOLDER, SUFFIXES, image_files
+from dipole.vision.sources.folder import FOLDER, SUFFIXES, scan
 
 FEATURES = ("encoder", "embedding")  # the values of vision.probe.features
 
@@ -83,7 +83,7 @@ def read_images(
     path = Path(source).expanduser()
     files: list[Path] = []
     if path.is_dir():
-        files = image_files(path)
+        files = scan(path).images()
     elif path.is_file() and reader_of(source) is None:
         files = [path]
     where = path if path.is_dir() else path.parent
@@ -160,7 +160,7 @@ def fit_channels(name: str, image: Tensor, channels: int) -> Tensor:
     if len(image) == 3 and channels == 1:
         return to_tensor(image.permute(1, 2, 0).numpy(), 1)
     if len(image) != 1:
-        raise DataError(f"{name} has {len(image)} channels, and the model reads {channels}.")
+        raise DataError(f"image {name} has {len(image)} channels, and the model reads {channels}.")
     return image.expand(channels, -1, -1)
 
 

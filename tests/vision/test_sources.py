@@ -12,6 +12,7 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pandas
+import pyarrow.parquet
 import pytest
 import torch
 
@@ -124,8 +125,6 @@ def test_values_that_are_classes(tmp_path, entrance, cells, labels, names):
     (NUMBERS, r"not whole, such as"),
     ([f"{x}" for x in NUMBERS], r"not whole, such as"),
     (MANY, "holds list values such as"),
-    ([[1.0, 0.0]] * ROWS, "holds list values such as"),
-    ([["a", "b"]] * ROWS, "holds list values such as"),
     ([{"x": 1}] * ROWS, "holds dict values such as"),
     ([datetime.date(2020, 1, 1)] * ROWS, "holds date values such as 2020-01-01"),
     ([Decimal("1.5")] * ROWS, "not whole, such as 1.5"),
@@ -205,8 +204,10 @@ def test_the_advice_for_lists_and_paths_works_and_bytes_are_read(tmp_path):
     for name, rows in zip("abc", [*made, decoded], strict=True):
         rows.to_parquet(tmp_path / f"{name}.parquet")
         assert first_pixels(read(tmp_path / f"{name}.parquet")) == list(range(ROWS))
-    path = table(tmp_path / "t", {"jpg": [picture(i)["bytes"] for i in range(ROWS)]})
-    assert first_pixels(read(path)) == list(range(ROWS))
+    for kind in (pyarrow.binary(), pyarrow.large_binary(), pyarrow.binary_view(), pyarrow.binary(99)):
+        cells = pyarrow.array([picture(i)["bytes"].ljust(99, b"\0") for i in range(ROWS)], kind)
+        pyarrow.parquet.write_table(pyarrow.table({"jpg": cells}), tmp_path / "d.parquet")
+        assert first_pixels(read(tmp_path / "d.parquet")) == list(range(ROWS))
 
 
 def test_a_file_without_rows(tmp_path):
@@ -261,6 +262,7 @@ def test_classes_with_folders_in_them_are_classes(tmp_path, inner):
     (["x/y/a", "x/y/b"], {"train": {"a", "b"}, "x": {"y"}}),
     (["x/train/a", "x/train/b"], {"train": {"a", "b"}}),
     (["train/a", "holdout/a"], {"train": {"a"}, "holdout": {"a"}}),
+    (["train/train/a", "train/train/b", "test/test/a"], {"train": {"a", "b"}, "test": {"a"}}),
 ])  # fmt: skip
 @pytest.mark.parametrize("stream", STREAMS)
 def test_splits_are_splits(tmp_path, places, splits, stream):
@@ -283,7 +285,8 @@ def test_a_class_without_test_images(tmp_path):
 
 @pytest.mark.parametrize("split", ["", "train"])
 def test_what_archives_and_systems_add_is_no_class(tmp_path, split):
-    images(tmp_path / split, "cat", "dog", "__MACOSX/cat", "@eaDir", ".Trash", "cat/.thumbnails", "dog/__MACOSX")
+    litter = ("__MACOSX/cat", "@eaDir", "#recycle", ".Trash", "cat/.thumbnails", "dog/__MACOSX")
+    images(tmp_path / split, "cat", "dog", *litter)
     for litter in ("cat/._0.png", "dog/.hidden.png", "._stray.jpg"):
         (tmp_path / split / litter).write_bytes(b"no image")
     (tmp_path / "Thumbs.db").write_bytes(b"x")
@@ -303,6 +306,10 @@ def test_folders_without_images_and_beside_splits_are_named(tmp_path):
     images(tmp_path / "a", "train/a", "train/b", "pool/a", "pool/b")
     with pytest.warns(UserWarning, match=r"read as splits: pool, train\. If they are classes, rename 'train'"):
         assert opened(tmp_path / "a").counts() == {"a": 3, "b": 3}
+    images(tmp_path / "c", "seg_train/seg_train/a", "seg_train/seg_train/b", "seg_pred/seg_pred")
+    with pytest.warns(UserWarning, match=r"read as classes: seg_pred, seg_train. They hold folders too"):
+        assert opened(tmp_path / "c").counts() == {"seg_pred": 3, "seg_train": 6}
+    assert opened(tmp_path / "c", "seg_train").counts() == {"a": 3, "b": 3}
     images(tmp_path / "b", "train", "test", "other", "more")
     with pytest.warns(UserWarning, match=r"6 images of train are left out: .*more.0\.png \(next to the folders of"):
         assert len(opened(tmp_path / "b")) == 3
@@ -373,6 +380,13 @@ def test_metadata_of_each_split_of_folders_and_of_no_labels(tmp_path):
     metadata(tmp_path / "test", [{"file_name": f"{i}.png", "label": 1} for i in range(3)])
     assert opened(tmp_path).labels.tolist() == [0, 1, 0]
     assert opened(tmp_path, "test").labels.tolist() == [1, 1, 1]
+    alone = images(tmp_path / "alone", "", count=1)
+    for again in ("0.png", "./0.png", "../alone/0.png"):
+        first = {"file_name": "0.png", "label": "a"}
+        metadata(alone, [first, {"file_name": again, "label": "a"}])
+        assert opened(alone).counts() == {"a": 1}
+        metadata(alone, [first, {"file_name": again, "label": "b"}])
+        refused(DataError, r"another label than an earlier row: .*csv, line 3: '0\.png'", opened, alone)
     for rows in ([{"file_name": "cat/0.png", "caption": "a"}], [{"id": "7", "label": "x"}]):  # leaves the classes
         metadata(images(tmp_path / "classes", "cat", "dog"), rows)
         said = pytest.warns(UserWarning, match="without the column 'file_name', only id, label")
@@ -382,15 +396,15 @@ def test_metadata_of_each_split_of_folders_and_of_no_labels(tmp_path):
 
 def test_columns_and_file_names_of_metadata(tmp_path):
     images(tmp_path, "", count=3)
-    more = {"mask_file_name": "0.png"}
-    rows = [{"file_name": f"{i}.png", "label": 0.5 * i, "kind": "ab"[i % 2], **more} for i in range(3)]
+    masks = [{"mask_file_name": f"{i % 2}.png"} for i in range(3)]
+    rows = [{"file_name": f"{i}.png", "label": 0.5 * i, "kind": "ab"[i % 2], **masks[i]} for i in range(3)]
     metadata(tmp_path, rows)
     with pytest.warns(UserWarning, match=r"column 'label' holds numbers that are not whole, such as 0\.5"):
         assert opened(tmp_path).labels is None
     assert opened(tmp_path, label_column="kind").labels.tolist() == [0, 1, 0]
     refused(DataError, r"no column 'knd'.*Did you mean 'kind'", opened, tmp_path, label_column="knd")
-    with pytest.warns(UserWarning, match=r"2 images .*not in metadata"):
-        assert len(opened(tmp_path, label_column="kind", image_column="mask")) == 1
+    with pytest.warns(UserWarning, match=r"1 image .*not in metadata"):
+        assert len(opened(tmp_path, label_column="kind", image_column="mask")) == 2
     digits = DataConfig(source="digits", label_column="kind")
     refused(DataError, r"label_column has no effect: .* has no metadata\.csv", load, digits, Seeds(0))
     images(tmp_path, "", count=3)

@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from PIL import Image, PngImagePlugin
+from PIL import Image, PngImagePlugin, features
 from scipy.stats import ks_2samp
 from torch.nn.functional import interpolate
 
@@ -160,13 +160,15 @@ def test_val_beside_train_is_the_test_part_unless_there_is_test(tmp_path, name):
 
 
 def test_images_that_are_left_out_are_named_once(tmp_path):
-    image_folder(tmp_path, "cat", "dog", suffix=".jp2")
+    image_folder(tmp_path, "cat", suffix=".jp2")
+    image_folder(tmp_path, "dog", suffix=".avif" if features.check("avif") else ".pnm")
     Image.new("RGB", (12, 12)).save(tmp_path / "stray.png")
     (tmp_path / "cat" / "photo.heic").write_bytes(b"x")
+    (tmp_path / "bird.lnk").write_bytes(b"L")
     (tmp_path / "notes.txt").write_text("no image")
-    with pytest.warns(UserWarning, match=r"2 images .* left out: .*stray\.png .*photo\.heic"):
+    with pytest.warns(UserWarning, match=r"3 images .* left out: .*stray\.png .*bird\.lnk .*photo\.heic"):
         images = opened(tmp_path)
-    assert (len(images), len(images.broken())) == (8, 2)
+    assert (len(images), len(images.broken())) == (8, 3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         opened(image_folder(tmp_path / "clean", "cat", "dog"))

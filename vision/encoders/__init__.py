@@ -61,12 +61,13 @@ def build_encoder(config: EncoderSettings, channels: int, size: int, share: floa
     encoder = as_encoder(build(channels, size, config, share), channels, size)
     encoder.check_tap(config.tap)
     image = torch.linspace(0, 1, channels * size * size).view(1, channels, size, size)
-    if is_random(encoder, lambda: encoder(image)):
+    inputs = iter([image, torch.cat([image, image.flip(1, 2) ** 2])])  # alone, and in a batch
+    if is_random(encoder, lambda: encoder(next(inputs))[:1]):
         named = type(getattr(encoder, "model", encoder)).__name__
         raise ConfigError(
-            f"vision.encoder.name: {config.name!r} ({named}) is random in evaluation mode: one image got two different "
-            "vectors. Choose another encoder, or switch off its random part, such as a mask or dropout that ignores "
-            "eval()."
+            f"vision.encoder.name: {config.name!r} ({named}) is random in evaluation mode, or depends on the batch: "
+            "one image got two different vectors. Choose another encoder, or switch off what ignores eval(), such as a "
+            "mask, dropout or batch norm without running statistics."
         )
     if not config.is_hub and (config.mean or config.std):
         encoder.fix_statistics(config.mean or (0.0,), config.std or (1.0,))

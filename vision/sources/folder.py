@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from PIL import Image
 
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.text import are, counted, warn
@@ -18,13 +19,15 @@ from dipole.vision.sources.base import HELD_OUT, TRAINING, Classes, Decoding, So
 from dipole.vision.sources.images import decode_all, select
 from dipole.vision.sources.metadata import METADATA, read_metadata
 
-SUFFIXES = frozenset(
-    {".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".j2k", ".jpx"}
-)
-# Suffixes of further image files that the system's list of types may not know.
-PICTURES = frozenset({".avif", ".heic", ".heif", ".jxl", ".dng", ".cr2", ".nef", ".arw", ".exr", ".psd", ".pfm"})
+# Those that Pillow reads here: it can be built without AVIF.
+SUFFIXES = Image.registered_extensions().keys() & {
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp", ".avif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm",
+    ".pnm", ".jp2", ".j2k", ".jpx",
+}  # fmt: skip
+# Further image files that the system's list of types may not know, and shortcuts of Windows.
+PICTURES = {".avif", ".heic", ".heif", ".jxl", ".dng", ".cr2", ".nef", ".arw", ".exr", ".psd", ".pfm", ".tga", ".lnk"}
 CALLED = (*TRAINING, *HELD_OUT, "unlabeled", "unlabelled")
-JUNK = frozenset({"__MACOSX", "__pycache__", "@eaDir", "$RECYCLE.BIN", "lost+found"})
+JUNK = {"__MACOSX", "__pycache__", "@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found"}
 """Folders that archives and file systems add."""
 
 
@@ -74,7 +77,7 @@ def scan(path: Path, parents: tuple[Path, ...] = ()) -> Tree:
             tree.files.append(file)
         elif name in METADATA:
             tree.metadata.append(file)
-        elif is_picture(file):
+        elif file.suffix.lower() in PICTURES or (mimetypes.guess_type(name)[0] or "").startswith("image/"):
             tree.unread.append(f"{file} (files {file.suffix} are not read)")
         elif is_link and not file.suffix and not file.exists():
             tree.unread.append(f"{file} (a link to {os.readlink(file)}, which is not there)")
@@ -82,6 +85,9 @@ def scan(path: Path, parents: tuple[Path, ...] = ()) -> Tree:
 
 
 def _add_folder(tree: Tree, inner: Tree) -> None:
+    # An archive that was unpacked into a folder of its name: training_set/training_set.
+    while list(inner.folders) == [inner.path.name] and not (inner.files or inner.metadata or inner.unread):
+        (inner,) = inner.folders.values()
     if inner.files or inner.folders:
         tree.folders[inner.path.name] = inner
     elif inner.path.suffix.lower() in SUFFIXES:
@@ -119,7 +125,8 @@ def image_folder(source: str, options: Decoding, wanted: Classes) -> Source:
         beside = [*(f"{file} (next to the folders of the splits)" for file in files), *tree.unread]
     else:
         for each in (tree, outer):
-            if all(inner.folders for inner in each.folders.values()):
+            inside = [inner.folders for inner in each.folders.values()]
+            if all(inside) or any(len(folders) > 1 for folders in inside):
                 parts = {name: inner for name, inner in each.folders.items() if name.lower() not in CALLED} | parts
     every = {name for part in parts.values() for name in part.folders}
 
@@ -225,14 +232,3 @@ def _classes(tree: Tree, empty: Iterable[str], wanted: Classes) -> tuple[str, ..
     if without := [name for name in tree.empty if name not in classes]:
         warn(f"folders of {tree.path} without images are no classes: {first_names(without)}", stacklevel=2)
     return classes
-
-
-def image_files(path: Path) -> list[Path]:
-    """Return the images of a folder and of the folders in it, sorted."""
-    return scan(path).images()
-
-
-def is_picture(file: Path) -> bool:
-    """Return whether a file has the suffix of an image. It may be unreadable."""
-    kind = mimetypes.guess_type(file.name)[0] or ""
-    return file.suffix.lower() in SUFFIXES | PICTURES or kind.startswith("image/")

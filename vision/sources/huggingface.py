@@ -172,9 +172,9 @@ def _no_images(column: str, feature: Any) -> str:
     kind = getattr(feature, "dtype", None)
     if isinstance(feature, ImageFeature) or (isinstance(feature, dict) and "bytes" in feature):
         return ""
-    if kind in ("binary", "large_binary"):
+    if "binary" in str(kind):
         return ""
-    if kind in ("string", "large_string"):
+    if "string" in str(kind):
         return (
             f"The column {column!r} holds text, not images. Store the images: {CAST.format(column=column)} for paths, "
             f"{DECODE.format(column=column)} for base64."
@@ -192,19 +192,15 @@ def _no_images(column: str, feature: Any) -> str:
     return f"The column {column!r} holds {kind or type(feature).__name__}, not images. Set {SETTING}."
 
 
-def label_candidates(name: str, features: Mapping[str, Any], wanted: str | None) -> list[str]:
-    """Return the columns that may hold labels, in order of preference."""
-    from datasets import ClassLabel
-
-    classes = [key for key, feature in features.items() if isinstance(feature, ClassLabel)]
-    return label_columns(name, list(features), wanted, classes)
-
-
 def read_labels(
     name: str, features: Mapping[str, Any], values: Callable[[str], Iterable[Any]], wanted: str | None
 ) -> tuple[Tensor | None, tuple[str, ...], str | None]:
     """Return the labels of a table (n,), -1 where missing, the names of the classes and the column."""
-    labels, names, column = labels_of(name, label_candidates(name, features, wanted), values, wanted)
+    from datasets import ClassLabel
+
+    classes = [key for key, feature in features.items() if isinstance(feature, ClassLabel)]
+    candidates = label_columns(name, list(features), wanted, classes)
+    labels, names, column = labels_of(name, candidates, values, wanted)
     if column is None:
         return None, (), None
     return labels, tuple(getattr(features[column], "names", names)), column

@@ -27,9 +27,11 @@ def read_metadata(tables: Sequence[Path], images: Sequence[Path], options: Decod
     """Read the labels of images from tables. Return None if the tables name no files or have no labels.
 
     A table has a column `file_name`, relative to its folder, or NAME_file_name for `image_column` = NAME. Rows without
-    it are left out with a warning. Raise DataError if a table cannot be read or names a file that is not there.
+    it are left out with a warning. Raise DataError if a table cannot be read, names a file that is not there, or if an
+    image has two labels.
     """
     rows: dict[Path, dict[str, Any]] = {}
+    again: list[tuple[str, dict[str, Any], Path]] = []
     absent: list[str] = []
     unnamed: dict[Path, str] = {}
     for table in tables:
@@ -39,7 +41,8 @@ def read_metadata(tables: Sequence[Path], images: Sequence[Path], options: Decod
                 unnamed[table] = first_names(row) if isinstance(row, dict) else type(row).__name__
                 continue
             file = Path(os.path.normpath(table.parent / str(row[named] or "")))
-            rows[file] = row
+            if rows.setdefault(file, row) != row:
+                again.append((where, row, file))
             if not is_file(file):
                 absent.append(f"{where}: no file {row[named]!r}")
     for table, has in unnamed.items():
@@ -56,9 +59,11 @@ def read_metadata(tables: Sequence[Path], images: Sequence[Path], options: Decod
         return None
     name, wanted = str(tables[0]), options.label_column
     candidates = label_columns(name, columns, wanted)
-    labels, names, _ = labels_of(name, candidates, lambda column: [row.get(column) for row in told], wanted)
+    labels, names, column = labels_of(name, candidates, lambda column: [row.get(column) for row in told], wanted)
     if labels is None:
         return None
+    if unlike := [f"{where}: {file.name!r}" for where, row, file in again if row.get(column) != rows[file].get(column)]:
+        raise DataError(f"rows with another label than an earlier row: {first_names(unlike)}. Keep one of each image.")
     known = set(files)
     others = [f"{file} (not in {tables[0].name})" for file in images if file not in known]
     return files, labels, names, others
