@@ -178,7 +178,7 @@ def _go_on(url: str, file: RemoteFile, part: Path, progress: Progress) -> bool:
         if done and answer.status != 200 and not (is_same and span.startswith(f"bytes {done}-")):
             part.unlink()
             return _go_on(url, file, part, progress)
-        if not done and answer.status in (204, 206):
+        if not done and answer.status not in (200, 203):
             raise ValueError(f"the server sends {answer.status} {answer.reason}, not the file")
         is_page = answer.headers.get_content_type() == "text/html" and not file.path.lower().endswith(("html", "htm"))
         if file.checksum is None and is_page:
@@ -196,13 +196,15 @@ def _go_on(url: str, file: RemoteFile, part: Path, progress: Progress) -> bool:
         total = file.size
         if rest.isdecimal():
             total = done + int(rest)
-        if answer.status == 206 and whole.isdecimal():
-            total = int(whole)  # an answer may be shorter than what was asked for
+        if answer.status == 206 and (told := whole if whole.isdecimal() else length).isdecimal():
+            total = int(told)  # an answer may be shorter than what was asked for
         with open(part, "ab") as target:
             target.truncate(done)
             while chunk := answer.read(CHUNK):
-                target.write(chunk)
                 done += len(chunk)
+                if total is not None and done > total:
+                    raise ValueError(f"the server sends more than the {total} bytes of the file")
+                target.write(chunk)
                 progress(done, total)
             target.flush()
             os.fsync(target.fileno())

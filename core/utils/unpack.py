@@ -56,7 +56,7 @@ def unpack(archive: Path, folder: Path) -> None:
     the folder.
     """
     try:
-        if zipfile.is_zipfile(archive):
+        if zipfile.is_zipfile(archive) and not tarfile.is_tarfile(archive):  # a tar may end with a zip
             _unzip(archive, folder)
         else:
             _untar(archive, folder)

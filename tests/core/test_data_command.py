@@ -71,12 +71,13 @@ class Server(BaseHTTPRequestHandler):
             self.send_response(416)
             headers["Content-Range"] = f"bytes */{len(data)}"
         else:
-            self.send_response(206 if begin else 200)
+            self.send_response(206 if begin else self.settings.get("status", 200))
             end = min(len(data), start + self.settings.get("span", len(data))) if begin else len(data)
             if begin:
-                headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(data)}"
+                headers["Content-Range"] = f"bytes {start}-{end - 1}/{self.settings.get('whole', len(data))}"
             data = data[:end]
-            headers["Content-Length"] = str(end - start)
+            if not self.settings.get("unsized"):
+                headers["Content-Length"] = str(end - start)
         for key, value in headers.items():
             self.send_header(key, value)
         self.end_headers()
@@ -173,9 +174,10 @@ def cut_off(serve, tmp_path, kind="etag-alone", **more):
 
 
 @pytest.mark.parametrize("known", [None, len(CONTENT)])
-def test_short_answers_are_put_together(serve, tmp_path, known):
-    """A server may send less than the range that was asked for."""
-    url, asked = serve({"x.bin": CONTENT}, {"headers": {"ETag": ""}, "span": len(CONTENT) // 4, "stops": HALF})
+@pytest.mark.parametrize("whole", [{}, {"whole": "*"}])
+def test_short_answers_are_put_together(serve, tmp_path, known, whole):
+    """A server may send less than the range that was asked for, and not say the size of the file again."""
+    url, asked = serve({"x.bin": CONTENT}, {"headers": {"ETag": ""}, "span": len(CONTENT) // 4, "stops": HALF} | whole)
     assert fetch(RemoteFile(f"{url}/x.bin", known), tmp_path).read_bytes() == CONTENT
     assert len(asked) == 1 + 3
 
@@ -193,6 +195,15 @@ def test_packing_that_is_not_the_files_own_is_refused(serve, tmp_path, packing, 
             assert not (tmp_path / name).exists()
         else:
             assert fetch(RemoteFile(f"{url}/{name}"), tmp_path).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"), [({"status": 205}, "sends 205"), ({"unsized": True}, "more than the 1000 bytes of the file")]
+)
+def test_other_answers_are_not_the_file(serve, tmp_path, settings, said):
+    url, _ = serve({"x.bin": CONTENT}, settings)
+    with pytest.raises(DataError, match=said):
+        fetch(RemoteFile(f"{url}/x.bin", 1000), tmp_path)
 
 
 def test_a_page_to_log_in_is_not_the_file(serve, tmp_path):
@@ -316,6 +327,9 @@ def test_archives_are_checked_to_the_last_byte(tmp_path, kind):
         changed = [*flipped, whole[:-1], whole[:-9]]
     changed += [bytes(len(whole)), whole[:half], whole[:half] + b"\xff" * 9 + whole[half + 9 :]]
     check_damaged(path, changed)
+    if kind == "zip":  # in a tar
+        unpack(tar(tmp_path / "z.tar", {"a/0.bin": b"", "z.zip": whole}, ""), tmp_path / "z")
+        assert [file.stat().st_size for file in sorted((tmp_path / "z").rglob("*.*"))] == [0, len(whole)]
     # A damaged header is not the end of a tar.
     whole = packed(tmp_path / "x.tar", "").read_bytes()
     second = 512 + 1536  # after the first header and 1,280 bytes of content
