@@ -99,9 +99,7 @@ def is_listed(index: Tensor, lists: Tensor) -> Tensor:
 def joined(first: Tensor, *others: Tensor | None) -> Tensor:
     """Return the rows of all tensors. Without others this is the first tensor itself."""
     present = [each for each in others if each is not None and len(each)]
-    if not present:
-        return first
-    return torch.cat([first, *present])
+    return torch.cat([first, *present]) if present else first
 
 
 def same_label(labels: Tensor, others: Tensor) -> Tensor:
@@ -109,6 +107,8 @@ def same_label(labels: Tensor, others: Tensor) -> Tensor:
 
     On an accelerator the width is C if that is cheaper than waiting for the size of the largest class.
     """
+    if labels.dtype == torch.bool:  # searchsorted does not take it
+        labels, others = labels.long(), others.long()
     order = others.argsort(stable=True)
     ordered = others[order]
     first = torch.searchsorted(ordered, labels)

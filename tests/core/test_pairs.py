@@ -148,6 +148,14 @@ def test_labels_views_and_indices_go_with_keys_queues_and_windows():
     assert (views.index.tolist(), views.candidate_view.tolist()) == ([0, 1, 0, 1], [0, 0, 1, 1])
 
 
+@pytest.mark.parametrize("kind", [torch.bool, torch.uint8, torch.int16, torch.float32])
+def test_classes_of_every_dtype(kind):
+    a, b, labels = torch.randn(4, 3), torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
+    for text in ("supcon", "tuple"):
+        wanted, found = (dipole.objective(text)(Pairs.both(a, b, each)).loss for each in (labels, labels.to(kind)))
+        assert torch.equal(found, wanted)
+
+
 def test_as_many_candidates_as_anchors_are_not_the_anchors():
     """Small crops and a queue, or one rank's anchors: a class of the one is none of the other."""
     a, b, c, queue = torch.randn(4, 4, 3)
