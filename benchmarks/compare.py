@@ -85,7 +85,10 @@ def _compare(arguments: argparse.Namespace) -> int:
             f"{counted(count, 'number')}. Intervals are 95 %, without correction.\nDetectable is the smallest "
             "difference that these seeds show with 80 % power, among as many numbers."
         )
-    if not settings and repeated:
+    prints = [{each.seed: each.data.get("fingerprint") for each in group} for group in (first, second)]
+    if any(prints[0][seed] != prints[1][seed] for seed in prints[0].keys() & prints[1].keys()):
+        write("\nThe runs read different data, by the fingerprints in their records.")
+    elif not settings and repeated:
         write("\nThis is one run, trained twice. A difference comes from the machines or versions.")
     elif not settings:
         write("\nThese are two seeds of one setting. Their difference shows its spread.")
@@ -99,13 +102,10 @@ def _table(numbers: list[dict[str, Any]]) -> str:
 
     table = [("result", "first", "second", "second - first", "p (Holm)", "detectable", "verdict")]
     for each in numbers:
-        gap, p, least = number(each["difference"]), "-", "-"
+        gap = number(each["difference"])
         if each["interval"]:
             gap += " ({} to {})".format(*map(number, each["interval"]))
-        if each["p_holm"] is not None:
-            p = number(each["p_holm"])
-        if each["detectable"] is not None:
-            least = number(each["detectable"])
+        p, least = ("-" if each[key] is None else number(each[key]) for key in ("p_holm", "detectable"))
         table.append((each["name"], number(each["first"]), number(each["second"]), gap, p, least, each["verdict"]))
     return text_table(table)
 

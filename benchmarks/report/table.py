@@ -172,4 +172,4 @@ MARKUP = str.maketrans({char: f"&#{ord(char)};" if char in "<>&|" else f"\\{char
 
 def escaped(text: str) -> str:
     """Escape a text for Markdown and put it on one line."""
-    return " ".join(text.split()).translate(MARKUP)
+    return printable(" ".join(text.split())).translate(MARKUP)

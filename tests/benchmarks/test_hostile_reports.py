@@ -94,16 +94,18 @@ def test_control_characters_are_drawn_as_escapes(runs_folder, tmp_path, text):
     """In labels, columns, titles, objectives and names of metrics: every file is readable, and SVG is XML."""
     rows = [(f"info{text}", f"infonce{text}", None), (f"dcl{text}", "dcl", f"info{text}")]
     runs_folder.suite("mine", rows, [(f"digits{text}", "vision")], lambda *cell: 0.8 + cell[2] / 50, title=f"of {text}")
-    run = runs_folder.record("cacr" + text, results={f"knn{text}/accuracy": 0.5}, name=f"named {text}")
+    more = {"name": f"named {text}", "domain": f"vision{text}"}
+    run = runs_folder.record("cacr" + text, results={f"knn{text}/accuracy": 0.5}, **more)
     with (runs_folder.path / run / "metrics.jsonl").open("a") as lines:
         lines.writelines(json.dumps({"step": step, f"train/{text}": 0.1 * step}) + "\n" for step in range(101, 105))
     write_report(runs_folder.path, tmp_path / "out.html", tmp_path / "figures")
+    write_report(runs_folder.path, tmp_path / "out.md")
     drawn = list((tmp_path / "figures").glob("*.svg"))
     assert drawn
     for path in drawn:
         ElementTree.parse(path)
     shown = text.encode("unicode_escape").decode()
-    files = [path for kind in ("csv", "tex", "svg", "vl.json", "html") for path in tmp_path.rglob(f"*.{kind}")]
+    files = [path for kind in ("csv", "tex", "svg", "vl.json", "html", "md") for path in tmp_path.rglob(f"*.{kind}")]
     texts = [path.read_text(encoding="utf-8") for path in files]
     assert not [path for path, each in zip(files, texts, strict=True) if text in each]
     assert any(shown in each for each in texts)

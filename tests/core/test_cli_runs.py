@@ -86,6 +86,9 @@ def test_compare_pairs_seeds_corrects_and_leaves_baselines_out(trained, capsys):
     for pattern in ("first is higher", words, r"baseline\s+first\s+second\nuntrained/near\s+0.3\s+0.3"):
         assert re.search(pattern, out)
     assert re.search(r"objective\s+dcl\s+infonce", out)
+    assert "different data" not in out
+    change(first, data={"fingerprint": "0"})  # as after an image was added to its folder
+    assert "different data" in dipole(capsys, "compare", second, first)[1]
 
 
 def test_compare_without_common_seeds_names_its_test(trained, capsys):
@@ -118,6 +121,7 @@ def test_control_characters_of_received_records_are_escapes(text, trained, capsy
     for path in set(trained.values()) - {first, second}:
         shutil.rmtree(path)
     commands = ["list", "runs"], ["compare", first, second], ["add", second, f"note{text}=0.5"], ["eval", second]
+    commands += (["train", second / "config.toml", "--print-config", "--set", f"name={text}"],)
     shown = "".join("".join(dipole(capsys, *words)[1:]) for words in commands)
     hidden = [*range(9), *range(11, 32), *range(127, 160), 0x061C, 0x202E, 0xFFF9, 0xE0041]
     assert not set(shown) & set(map(chr, hidden))

@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         if launched().rank == 0 and arguments.json:
             print(json.dumps({"run": config.hash, "config": config.model_dump(mode="json")}))
         elif launched().rank == 0:
-            print(f"# run {config.hash}\n{config.to_toml(resolved.origins)}", end="")
+            write(f"# run {config.hash}\n{config.to_toml(resolved.origins).rstrip()}", wrap=False)
         return 0
     from dipole.core.train.launch import leave
     from dipole.core.train.run import train
