@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dipole.core.objectives.encoded_batch import EncodedBatch
-from dipole.core.objectives.evaluate import Outcome
 from dipole.core.objectives.objective import Composite, Objective, entry_of
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import registry
@@ -127,9 +126,20 @@ class ContrastiveLoss(nn.Module):
         """
         for part in getattr(dataset, "datasets", [dataset]):
             features = getattr(part, "features", None) or {}
-            for name in LABELS & set(features):
-                if hasattr(features[name], "dtype"):  # no list
-                    _check_labels(part, name, str(features[name].dtype))
+            for name in (each for each in LABELS & set(features) if hasattr(features[each], "dtype")):  # no list
+                kind = str(features[name].dtype)
+                if not kind.startswith(("int", "uint", "float", "bool")):
+                    raise PairsError(
+                        f"the column {name!r} holds values of the type {kind}, and labels are numbers. Give data."
+                        f"class_encode_column({name!r}), or data.remove_columns({name!r}) if the loss needs no labels."
+                    )
+                is_single = hasattr(part, "unique") and len(features) == 2  # of one text, and no stream
+                if is_single and {-1, 0} <= set(part.select_columns(name).unique(name)):
+                    warn(
+                        f"-1 in the column {name!r} is a class here, and SNLI and others mark rows without a label "
+                        f"with it. If yours does, give data.filter(lambda row: row[{name!r}] >= 0).",
+                        stacklevel=2,
+                    )
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
         """The loss of a batch, (), with gradient.
@@ -221,16 +231,12 @@ class ContrastiveLoss(nn.Module):
                 "Sentences of one class are positives of each other, and those of other classes negatives: a batch "
                 "needs several of each (batch_sampler=BatchSamplers.GROUP_BY_LABEL)."
             )
-        self._warn_of_zeros(outcome, advice)
+        for name, term in outcome.terms.items():
+            if term.note and (name, term.note) not in self._noted:  # said once
+                self._noted.add((name, term.note))
+                warn(f"{name} is {term.note}. {advice}", stacklevel=3)
         loss: Tensor = outcome.loss
         return loss
-
-    def _warn_of_zeros(self, outcome: Outcome, advice: str) -> None:
-        """Warn once of each reason why a term of a batch is 0, such as a batch of one class."""
-        for name, term in outcome.terms.items():
-            if term.note and (name, term.note) not in self._noted:
-                self._noted.add((name, term.note))
-                warn(f"{name} is {term.note}. {advice}", stacklevel=4)
 
     # Called by sentence-transformers -------------------------------------------------------------------------------
 
@@ -369,22 +375,6 @@ def class_numbers(labels: Tensor, batch: int) -> Tensor:
             "For pairs with scores take two columns and a loss such as CoSENTLoss."
         )
     return labels.long()
-
-
-def _check_labels(dataset: Any, name: str, kind: str) -> None:
-    """Check a column of labels with values of one kind."""
-    if not kind.startswith(("int", "uint", "float", "bool")):
-        raise PairsError(
-            f"the column {name!r} holds values of the type {kind}, and labels are numbers. Give data."
-            f"class_encode_column({name!r}), or data.remove_columns({name!r}) if the loss needs no labels."
-        )
-    is_single = hasattr(dataset, "unique") and len(dataset.features) == 2  # of one text, and no stream
-    if is_single and {-1, 0} <= set(dataset.select_columns(name).unique(name)):
-        warn(
-            f"-1 in the column {name!r} is a class here, and SNLI and others mark rows without a label with it. If "
-            f"yours does, give data.filter(lambda row: row[{name!r}] >= 0).",
-            stacklevel=2,
-        )
 
 
 def _of_columns(rows: dict[str, Tensor], count: int, directions: frozenset[str]) -> Pairs | tuple[Pairs, ...]:

@@ -47,7 +47,7 @@ class PairLabel:
         if cell is None or cell != cell or (isinstance(cell, str) and not cell.strip()):  # null, NaN, blank
             return None
         if isinstance(self.start, str):
-            return _weight_of(str(cell).strip().lower() == self.start.strip().lower())
+            return 1.0 if str(cell).strip().lower() == self.start.strip().lower() else None
         value = self._number(cell, where)
         if self.use == "target":
             if value < 0:
@@ -59,10 +59,8 @@ class PairLabel:
                 f'text.label_from to the least label of a pair, or to a name ("0" in quotation marks is the label 0 '
                 f"alone), or set text.label_use = 'target'."
             )
-        least = 1.0
-        if self.start is not None:
-            least = self.start
-        return _weight_of(value >= least)
+        least = 1.0 if self.start is None else self.start
+        return 1.0 if value >= least else None
 
     def _number(self, cell: Any, where: str) -> float:
         text = str(cell).strip().lower()
@@ -95,12 +93,6 @@ ALL_ROWS = PairLabel()
 def plain_name(name: Any) -> str:
     """Return the small letters and digits of a column's name: "1string" of "#1 String"."""
     return re.sub(r"[\W_]+", "", str(name)).lower()
-
-
-def _weight_of(is_pair: bool) -> float | None:
-    if is_pair:
-        return 1.0
-    return None
 
 
 class UnusedColumns:

@@ -22,8 +22,12 @@ ABBREVIATIONS = (
     "vs etc e.g i.e cf al viz no vol vols pp ed eds fig figs sec eq ch inc ltd co corp bros dept univ "
     "jan feb mar apr jun jul aug sep sept oct nov dec mt ft a.m p.m b.c a.d u.s u.k esq"
 )
-# An abbreviation with inner full stops (D.C., Ph.D., z.B.) does not end a sentence before a small letter.
-DOTTED = re.compile(r"(?:[^\W\d_]{1,3}\.){2,}\s+([^\W\d_])")
+# An abbreviation with inner full stops (D.C., Ph.D., z.B.) does not end a sentence before a small letter, nor does a
+# German ordinal before its noun.
+DOTTED = re.compile(
+    r"(?:[^\W\d_]{1,3}\.){2,}\s+([^\W\d_])|\d{1,2}\.\s+(?:Januar|Februar|M\u00e4rz|April|Mai|Ju[nl]i|August|September|"
+    r"Oktober|November|Dezember|Jahrhundert)"
+)
 # Marks that end a sentence with or without a blank after them: Unicode's Sentence_Terminal and the Tibetan shad,
 # without . ? !, the commas of Burmese, Javanese and Balinese, and the marks of dead scripts.
 MARKS = (
@@ -38,6 +42,7 @@ GREEK = "\u0370-\u03ff\u1f00-\u1fff"
 _CLOSING = "\"')\\]}\u2019\u201d\u00bb\u203a\u300d\u300f\u3011\u300b\u3009\u3015\u3017\uff09\uff3d\uff5d\uff63"
 _INDIC = "\u0900-\u0dff"
 _SHAD = "\u0f0d-\u0f11"  # Tibetan
+_INVISIBLE = "\u061c\u200b\u200e\u200f\u2060\u2066-\u2069\ufeff"  # directions of writing, and blanks without width
 _REPEATS = "\u0e46\u0ec6"  # Thai and Lao signs of repetition, with blanks around them
 _ENDS = "|".join((
     f"[{MARKS}]",
@@ -49,9 +54,11 @@ _ENDS = "|".join((
     # . ? ! between letters that have no blanks. Thai has the full stop in abbreviations only.
     rf"(?<=[{UNSPACED}])[?!]+(?=[{UNSPACED}A-Z])",
     rf"(?<=\w)[.?!]+(?=[{CHINESE}{KATAKANA}])|(?<=[{CHINESE}{KATAKANA}])[.?!]+(?=[A-Z])",
+    rf"(?<=[^\W\d_]{{2}})[.?!]+(?=[{_CLOSING}]*[{_INVISIBLE}]+(?:\s|$))",
 ))  # fmt: skip
-OTHER_END = re.compile(rf"(?:{_ENDS})(?:[{MARKS}.?!]|\s+[{_SHAD}])*[{_CLOSING}]*\s*")
-_HAS_OTHER = re.compile(f"[{MARKS}\uff0e{GREEK}{_INDIC}{UNSPACED}{KATAKANA}\u0531-\u0587\u1200-\u137f]")
+OTHER_END = re.compile(rf"(?:{_ENDS})(?:[{MARKS}.?!]|\s+[{_SHAD}])*[{_CLOSING}{_INVISIBLE}]*\s*")
+_HAS_OTHER = re.compile(f"[{MARKS}\uff0e{_INVISIBLE}{GREEK}{_INDIC}{UNSPACED}{KATAKANA}\u0531-\u0587\u1200-\u137f]")
+_OPENING = re.compile("(?<!\\S)([\u00ab\u2039]) ")  # of French, which Punkt would take for closing ones
 _THAI_BLANK = re.compile(f"(?<=[{THAI}])(?<![{_REPEATS}]) (?=[{THAI}])(?![{_REPEATS}\u0e2f\u0eaf])")
 
 
@@ -66,7 +73,7 @@ def _punkt() -> Any:
 
         def text_contains_sentbreak(self, text: str) -> bool:
             dotted = DOTTED.match(text)
-            if dotted and dotted[1].islower():
+            if dotted and (dotted[1] is None or dotted[1].islower()):
                 return False
             end = PLAIN_END.match(text)
             if end and (end[2] != "." or end[1].lower() not in parameters.abbrev_types):
@@ -86,7 +93,7 @@ def split_sentences(text: str) -> list[str]:
     sentences: list[str] = []
     for paragraph in paragraphs(StringIO(text)):
         for part in _parts(" ".join(paragraph.split())):
-            sentences += _punkt().tokenize(part)
+            sentences += [each.replace("\ue000", " ") for each in _punkt().tokenize(_OPENING.sub("\\1\ue000", part))]
     return sentences
 
 

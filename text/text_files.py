@@ -1,6 +1,5 @@
 """Open text files: plain or packed, in any encoding. Binary files are rejected."""
 
-import codecs
 import gzip
 import io
 import re
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
 from dipole.core.utils.errors import DataError
+from dipole.core.utils.rows import codec_of
 
 LOOKED_AT = 1 << 16  # bytes at the start of a file
 # Bytes that no text in an 8-bit encoding or in UTF-8 has, but for a stray one: control characters without blanks and
@@ -44,15 +44,7 @@ def open_text(file: Path, encoding: str, allowed: str) -> Iterator[TextIO]:
     Raise DataError if it is no text, not in that encoding, or cannot be read. `allowed` names readable files for
     messages.
     """
-    try:
-        "".encode(encoding)  # there are codecs from bytes to bytes
-    except LookupError:
-        raise DataError(
-            f"{file}: there is no encoding {encoding!r}; 'utf-8', 'latin-1' and 'cp1252' are the usual ones."
-        ) from None
-    codec = codecs.lookup(encoding).name
-    if codec == "utf-8":
-        codec = "utf-8-sig"
+    codec = codec_of(encoding, file)
     try:
         with _opened(file) as raw:
             if not codec.startswith(("utf-16", "utf-32")):

@@ -1,5 +1,6 @@
 """Read rows of JSON lines, CSV, parquet and `datasets`, each with its location for messages."""
 
+import codecs
 import csv
 import gzip
 import json
@@ -153,6 +154,18 @@ def open_packed(file: Path, encoding: str) -> IO[str]:
     return opened
 
 
+def codec_of(encoding: str, file: Path) -> str:
+    """Return the codec that reads an encoding, in UTF-8 without a byte-order mark. Raise DataError if there is none."""
+    try:
+        "".encode(encoding)  # there are codecs from bytes to bytes
+    except LookupError:
+        raise DataError(
+            f"{file}: there is no encoding {encoding!r}; 'utf-8', 'latin-1' and 'cp1252' are the usual ones."
+        ) from None
+    name = codecs.lookup(encoding).name
+    return "utf-8-sig" if name == "utf-8" else name
+
+
 def json_rows(file: Path) -> Iterator[Located]:
     """Yield the JSON value of each line, without empty lines, or the items of a file that is one array.
 
@@ -220,7 +233,7 @@ def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:
     csv.field_size_limit(LONGEST_CELL)
     begins = 1
     try:
-        with open_packed(file, {"utf-8": "utf-8-sig"}.get(encoding, encoding)) as lines:
+        with open_packed(file, codec_of(encoding, file)) as lines:
             quoting: Any = csv.QUOTE_MINIMAL
             if delimiter == "\t" and _has_plain_quotes(lines):
                 quoting = csv.QUOTE_NONE
@@ -228,9 +241,9 @@ def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:
             header = [name.strip() for name in next(reader, [])]
             if not any(header):
                 raise DataError(f"{file}, line 1: no header; the first line must name the columns")
-            twice = next((name for name in header if header.count(name) > 1), None)
+            twice = next((name for name in header if name and header.count(name) > 1), None)
             if twice is not None:
-                raise DataError(f"{file}, line 1: two columns are called {twice!r}")
+                raise DataError(f"{file}, line 1: two columns are called {twice!r}. Rename one.")
             _check_divided(header, delimiter, file)
             begins = reader.line_num + 1
             for cells in reader:
@@ -255,10 +268,6 @@ def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:
             if error.object.startswith((b"\xff\xfe", b"\xfe\xff")):
                 fix = f"It begins as UTF-16 does: say {asker.encoding} = 'utf-16'"
         raise DataError(f"{file}, after line {begins - 1}: not {encoding} ({error.reason}). {fix}.") from None
-    except LookupError:
-        raise DataError(
-            f"{file}: there is no encoding {encoding!r}; 'utf-8', 'latin-1' and 'cp1252' are the usual ones."
-        ) from None
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{file}, after line {begins - 1}: {error}") from None
 

@@ -285,8 +285,8 @@ def test_reads_the_file_of_mrpc(tmp_path, name):
     (tmp_path / name).write_text(MRPC, encoding="utf-8", newline="")
     wanted = [line.split("\t") for line in MRPC.removeprefix("\ufeff").split("\r\n")[:-1]]
     assert [list(row.values()) for row in rows(tmp_path / name)] == wanted[1:]
-    table = read_pairs(str(tmp_path / name), ["#1 String", "#2 String"])
-    assert len(table) == 3
+    table = read_pairs(str(tmp_path / name), ["#1 String", "#2 String"], encoding="UTF8", label=PairLabel("Quality"))
+    assert len(table) == 2
     assert table.texts[1] == '"No , " he said , " never .'
 
 
@@ -321,15 +321,13 @@ TABLES = [
     ("t.csv", "anchor,positive\na,b\n\nc,d,e\n", r"t\.csv, line 4: 3 cells, the header names 2"),
     ("t.csv", 'anchor,positive\n"a\nb",c\nd\n', r"line 4: 1 cell,"),
     ("t.csv", 'anchor,positive\na,"b\n', r"t\.csv, line 2: not CSV"),
-    ("t.csv", "anchor,anchor\n", "two columns are called 'anchor'"),
+    ("t.csv", "anchor,anchor,,\n", "two columns are called 'anchor'. Rename one"),
     ("t.csv", "", "no header"),
-    ("t.csv", "anchor,positive\n", "holds no row"),
     ("a.csv", "anchor;positive\na;b\n", "line 1: one column, 'anchor;positive'"),
     ("a.csv", '"anchor";"positive"\n"a";"b"\n', "line 1: not CSV .* Divide cells by commas"),
     ("t.csv", "anchor,positive\ncaf\u00e9,b\n".encode("latin-1"), r"not utf-8.*Say text\.encoding"),
     ("u.tsv", "anchor\tpositive\na\tb\n".encode("utf-16"), r"as UTF-16 does: say text\.encoding = 'utf-16'"),
     ("t.jsonl", f'{ROW}\n\n{{"anchor": \n', r"t\.jsonl, line 3: not JSON"),
-    ("t.jsonl", '["a", "b"]\n', "line 1: expected named columns, got list"),
     ("t.jsonl", '{"anchor": "a", "positive": 3}\n', "line 1: column 'positive' holds int"),
     ("t.jsonl", '{"anchor": ["a", "b"], "positive": "c"}\n', "the anchor 'anchor' holds 2 texts"),
     ("t.jsonl", '{"x": "a", "y": "b"}\n', r"no usual names among the columns x, y.*text\.columns"),
@@ -344,7 +342,6 @@ TABLES = [
     ("a.json", f"[\n{ROW},\n{ROW}\n", "line 4: not JSON"),
     ("a.json", f"[\n{ROW}\n{ROW}]", "line 3: not JSON"),
     ("a.json", f"[\n{ROW}]\n{ROW}", "line 3: not JSON .*Extra data"),
-    ("a.json", '[\n{"a": tru}]', "line 2: not JSON"),
     ("a.json", '{\n "data": [{"a": 1}]\n}', "line 1: not JSON .*one JSON value on each line, or make the file one arr"),
     ("t.txt", "only text\n", r"rows are read from .*tsv"),
     ("t.parquet", "PAR1 no", "not a readable parquet file"),
