@@ -75,10 +75,10 @@ class TextAdapter(Adapter):
             documents = labelled_documents(config.labelled, config.column)
             check_parts(((label, tested) for _, label, tested in documents), config.labelled)
         _check_tasks(config)
+        self._folder = folder_settings(config.transformer)
         tokens = None
         if config.tokenizer != "words":
             tokens = load_tokens(config.tokenizer)
-        self._folder = folder_settings(config.transformer)
         if self._folder is not None and tokens is not None:
             tokens = self._folder.applied(tokens)
         self.data = load_data(config, tokens, self._max_length, self.rank)

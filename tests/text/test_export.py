@@ -66,7 +66,7 @@ TAILS = {
         modules.Dense(16, 5, bias=False, activation_function=nn.Identity()), modules.Normalize()
     ],
     "residual, layer norm": lambda: [
-        modules.Dense(16, 6, activation_function=nn.GELU(), use_residual=True), modules.LayerNorm(6)
+        modules.Dense(16, 6, activation_function=nn.PReLU(), use_residual=True), modules.LayerNorm(6)
     ],
     "dropout, normalised": lambda: [modules.Dropout(0.3), modules.Normalize()],
 }  # fmt: skip
@@ -218,10 +218,11 @@ def test_what_cannot_be_read_is_one_message(tmp_path):
     listed = tmp_path / "model" / "modules.json"
     before = listed.read_text()
     listed.write_text(before.replace("pooling.Pooling", "x.WeightedLayerPooling"))
-    refused(ConfigError, "is a SentenceTransformer of Transformer, WeightedLayerPooling", ours, tmp_path)
+    refused(ConfigError, "is a SentenceTransformer of Transformer, WeightedLayerPooling", adapter_of, tmp_path)
     listed.write_text(before)
     assert ours(tmp_path)[0].f.pooling == ("cls",)
-    library_model(tmp_path, TAILS["nothing"])
+    (tmp_path / "model" / "config_sentence_transformers.json").write_text('{"truncate_dim": 8}')
+    assert "truncate_dim 8 of the folder is not applied" in ours(tmp_path)[0].f.remarks[-1]
     tokens = load_tokens(tmp_path / "model")
     refused(ConfigError, r"max_length 2 .* 2 special tokens. Set it to 3", tokens.encode, ["a cat"], 2)
     transformers.ByT5Tokenizer().save_pretrained(tmp_path)

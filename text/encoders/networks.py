@@ -159,14 +159,14 @@ class Dense(nn.Module):
     def __init__(self, size: int, out: int, bias: bool, activation: str, residual: bool = False) -> None:
         super().__init__()
         self.linear = nn.Linear(size, out, bias=bias)
-        self.activation = getattr(nn, activation)()
+        self.activation_function = getattr(nn, activation)()  # the library's name
         self.residual = None
         if residual and size != out:
             self.residual = nn.Linear(size, out, bias=False)
         self.adds = residual
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.activation(self.linear(x))
+        found: Tensor = self.activation_function(self.linear(x))
         if not self.adds:
             return found
         if self.residual is None:

@@ -36,17 +36,8 @@ def with_modules(part: Encoder, source: str | None, pooling: str = "mean") -> En
     A source of another library, or None, leaves the encoder unchanged. Raise ConfigError if a module is unknown, a
     file is missing, or the folder has another pooling.
     """
-    if source is None or (listed := _file(source, "modules.json")) is None:
+    if source is None or not (modules := _modules(source)):
         return part
-    told = json.loads(listed.read_text(encoding="utf-8"))
-    modules = [(each["type"].rpartition(".")[2], each["path"]) for each in told]
-    kinds = [kind for kind, _ in modules]
-    if kinds[:2] != ["Transformer", "Pooling"] or not set(kinds[2:]) <= set(_READ) or modules[0][1]:
-        raise ConfigError(
-            f"text.transformer = {source!r} is a SentenceTransformer of {', '.join(kinds)}; read are a Transformer, "
-            f"its Pooling and then {', '.join(_READ)}. Load it with sentence-transformers and take "
-            "dipole.text.ContrastiveLoss to train it."
-        )
     modes = _modes(_config(source, modules[1][1]))
     if pooling not in ("mean", *modes):
         raise ConfigError(
@@ -59,6 +50,8 @@ def with_modules(part: Encoder, source: str | None, pooling: str = "mean") -> En
         raise ConfigError(f"text.transformer = {source!r}: the activation {unknown[0]} is none of torch.nn.")
     found = Pooled(part, modes, layers)
     found.described, found.remarks = getattr(part, "described", None), getattr(part, "remarks", ())
+    if width := _json(source, "config_sentence_transformers.json").get("truncate_dim"):
+        found.remarks = (*found.remarks, f"text.transformer: truncate_dim {width} of the folder is not applied")
     for own, (_, path) in zip(found.layers, modules[2:], strict=True):
         if any(True for _ in own.parameters()):
             values = _weights(source, path)
@@ -82,8 +75,11 @@ class FolderSettings:
 
 
 def folder_settings(source: str | None) -> FolderSettings | None:
-    """Read the settings of a sentence-transformers folder. None for a source of another library."""
-    if source is None or _file(source, "modules.json") is None:
+    """Read the settings of a sentence-transformers folder. None for a source of another library.
+
+    Raise ConfigError if a module is unknown.
+    """
+    if source is None or not _modules(source):
         return None
     own = _json(source, "config_sentence_transformers.json")
     names = (f"sentence_{kind}_config.json" for kind in _MODEL_TYPES)
@@ -93,6 +89,20 @@ def folder_settings(source: str | None) -> FolderSettings | None:
     prompts = {name: text for name, text in (own.get("prompts") or {}).items() if text is not None}
     lower = bool(of_transformer.get("do_lower_case"))
     return FolderSettings(prompts, own.get("default_prompt_name"), limit, lower)
+
+
+def _modules(source: str) -> list[tuple[str, str]]:
+    """Return kind and folder of each module, none for a source of another library. Raise ConfigError for others."""
+    told: Any = _json(source, "modules.json")
+    modules = [(each["type"].rpartition(".")[2], each["path"]) for each in told]
+    kinds = [kind for kind, _ in modules]
+    if modules and (kinds[:2] != ["Transformer", "Pooling"] or not set(kinds[2:]) <= set(_READ) or modules[0][1]):
+        raise ConfigError(
+            f"text.transformer = {source!r} is a SentenceTransformer of {', '.join(kinds)}; read are a Transformer, "
+            f"its Pooling and then {', '.join(_READ)}. Load it with sentence-transformers and take "
+            "dipole.text.ContrastiveLoss to train it."
+        )
+    return modules
 
 
 def _json(source: str, name: str) -> dict[str, Any]:
