@@ -20,7 +20,6 @@ from dipole.text import senteval
 from dipole.text.senteval.encoders import as_rows, task_names
 from dipole.text.senteval.probe import classify, pair_features
 from dipole.text.senteval.protocols import ProbeSettings
-from dipole.text.senteval.scoring import score
 from dipole.text.senteval.tasks import DIGESTS, Split, Task, load_task
 from dipole.text.senteval.torch_classifier import Classifier
 from tests.runs import refused
@@ -205,12 +204,11 @@ def test_a_folder_that_may_not_be_read(tiny):
         folder.chmod(0o755)
 
 
-@pytest.mark.parametrize("kind", ["nested", "holdout", "sts"])
-def test_a_split_without_samples(kind):
-    full, empty = Split([[["a"], ["b"]]], [0, 1]), Split([[]], [])
-    splits = {"all": empty} if kind == "nested" else {"train": full, "test": empty}
-    task, vectors = Task("toy", kind, splits, 2), {("a",): np.ones(2), ("b",): np.zeros(2)}
-    refused(DataError, r"toy: no samples in (all|test)", score, task, vectors, ProbeSettings())
+def test_files_with_a_header_alone_are_named(tmp_path):
+    (tmp_path / "downstream/MRPC").mkdir(parents=True)
+    for part in ("train", "test"):
+        (tmp_path / f"downstream/MRPC/msr_paraphrase_{part}.txt").write_text("a\tb\tc\td\te\n")
+    refused(DataError, "MRPC: no sample in train, test below", load_task, "MRPC", tmp_path, check=False)
 
 
 def test_word_content_has_no_hidden_units():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import pearsonr, spearmanr
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, BertTokenizer
 
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.text import senteval
@@ -221,7 +221,8 @@ def test_poolings_of_a_transformer(models):
 
 
 @pytest.mark.parametrize(("encoder", "options", "message"), [
-    ("bert-base-uncased", {}, "a function from sentences to vectors .* got str"),
+    *((x, {}, "to vectors .* got [<'B]") for x in ("bert", SimpleNamespace, BertTokenizer(vocab={"[UNK]": 0}))),
+    (encode, {"tokenizer": "bert"}, "tokenizer and pooling are of a model of transformers, and function is none"),
     (torch.nn.Linear(2, 2), {}, "Linear is no model of transformers and has no method `encode`"),
     (encode, {"batch_size": 0}, "batch_size must be a whole number from 1 up"),
     (BertModel(TINY), {}, "no tokenizer is saved with BertModel .made in memory.: give tokenizer="),

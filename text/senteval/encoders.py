@@ -28,21 +28,25 @@ def as_encode(encoder: Any, batch_size: int | None = None, tokenizer: Any = None
     if batch_size is not None:
         whole(batch_size, "batch_size", 1)
     method = getattr(encoder, "encode", None)
-    if callable(method) and not isinstance(encoder, str):  # texts have a method of this name
-        known = signature(method).parameters
-        given = {"batch_size": batch_size or BATCH, "show_progress_bar": False}
-        options = {name: value for name, value in given.items() if name in known}
-        if "batch_size" in options:
-            return lambda sentences: method(sentences, **options)
-        return _in_batches(lambda sentences: method(sentences, **options), batch_size)
-    if isinstance(encoder, nn.Module):
-        return _in_batches(_pooled_states(encoder, tokenizer, pooling), batch_size or BATCH)
-    if not callable(encoder):
+    # Texts and tokenizers have a method of this name too.
+    is_other = isinstance(encoder, str | type) or hasattr(encoder, "convert_ids_to_tokens")
+    if is_other or not (callable(method) or callable(encoder)):
         raise OptionError(
             f"the encoder must be a function from sentences to vectors (n, d), a SentenceTransformer or a model of "
-            f"transformers, got {type(encoder).__name__}"
+            f"transformers, got {encoder!r:.60}"
         )
-    return _in_batches(encoder, batch_size)
+    if isinstance(encoder, nn.Module) and not callable(method):
+        return _in_batches(_pooled_states(encoder, tokenizer, pooling), batch_size or BATCH)
+    if tokenizer is not None or pooling != "mean":
+        raise OptionError(f"tokenizer and pooling are of a model of transformers, and {type(encoder).__name__} is none")
+    if not callable(method):
+        return _in_batches(encoder, batch_size)
+    known = signature(method).parameters
+    given = {"batch_size": batch_size or BATCH, "show_progress_bar": False}
+    options = {name: value for name, value in given.items() if name in known}
+    if "batch_size" in options:
+        return lambda sentences: method(sentences, **options)
+    return _in_batches(lambda sentences: method(sentences, **options), batch_size)
 
 
 def _in_batches(encode: Encode, size: int | None) -> Encode:
@@ -143,14 +147,9 @@ def as_rows(value: Any, count: int, where: str) -> np.ndarray:
         found = found.astype(np.float32)
     elif found.dtype not in (np.float32, np.float64):
         found = found.astype(np.float64)
-    return finite(found, where)
-
-
-def finite(rows: np.ndarray, where: str) -> np.ndarray:
-    """Return the vectors (n, d). Raise DataError if one is not finite."""
-    if not np.isfinite(rows).all():
-        finite_rows(torch.tensor(rows), where, "vector")
-    return rows
+    if not np.isfinite(found).all():
+        finite_rows(torch.tensor(found), where, "vector")
+    return found
 
 
 def _array(value: Any) -> np.ndarray:

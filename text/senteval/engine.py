@@ -119,7 +119,7 @@ class SE:
             self.results = self.results[name]
         return self.results
 
-    def _encode(self, task: Task) -> dict[Sentence, np.ndarray]:
+    def _encode(self, task: Task) -> dict[tuple[str, ...], np.ndarray]:
         """Encode each distinct sentence of the task once, short ones first."""
         distinct = _distinct([task])
         self.prepare(self.params, task.samples())
@@ -128,7 +128,7 @@ class SE:
             path = _cache_path(Path(self.params.cache), str(self.params.cache_key), task.name, distinct)
             rows = found(partial(np.load, path, allow_pickle=False))
             if rows is not None and rows.ndim == 2 and len(rows) == len(distinct) and self._gives(distinct, rows):
-                return _by_sentence(distinct, rows)
+                return dict(zip(distinct, as_rows(rows, len(distinct), task.name), strict=True))
         parts = []
         self.progress.start(f"encode {task.name}", len(distinct), 0)
         for start in range(0, len(distinct), self.params.batch_size):
@@ -140,7 +140,7 @@ class SE:
         if path is not None:
             with atomic_file(path) as file:
                 np.save(file, matrix)
-        return _by_sentence(distinct, matrix)
+        return dict(zip(distinct, matrix, strict=True))
 
     def _gives(self, distinct: Sequence[tuple[str, ...]], rows: np.ndarray) -> bool:
         """Return whether this encoder gives the cached rows, of sentences of all lengths. A key can be reused."""
@@ -198,10 +198,6 @@ def _check_cache(params: Params) -> None:
 
 def _distinct(tasks: Iterable[Task]) -> list[tuple[str, ...]]:
     return sorted({tuple(s) for task in tasks for s in task.samples()}, key=lambda s: (len(s), s))
-
-
-def _by_sentence(sentences: Sequence[tuple[str, ...]], matrix: np.ndarray) -> dict:
-    return dict(zip(sentences, matrix, strict=True))
 
 
 def _cache_path(folder: Path, key: str, name: str, sentences: Iterable[tuple[str, ...]]) -> Path:
@@ -263,7 +259,7 @@ def evaluate(
     try:
         shown.status(f"encoding {len(distinct)} sentences")
         matrix = as_rows(encode([" ".join(sentence) for sentence in distinct]), len(distinct), "encode")
-        embeddings = _by_sentence(distinct, matrix)
+        embeddings = dict(zip(distinct, matrix, strict=True))
         for count, task in enumerate(loaded, start=1):
             shown.status(f"scoring {task.name}")
             results[task.name] = score(task, embeddings, settings, {"halves": halves}, shown)

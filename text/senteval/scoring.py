@@ -10,7 +10,6 @@ from dipole.core.evaluation.logistic import LARGEST
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.progress import Progress
 from dipole.text.encode import halves_normalised
-from dipole.text.senteval.encoders import finite
 from dipole.text.senteval.probe import Probe, classify, pair_features
 from dipole.text.senteval.protocols import ProbeSettings, arranged
 from dipole.text.senteval.relatedness import cosine, relatedness_result, sts_result
@@ -63,14 +62,11 @@ def score(
     progress: Progress | None = None,
 ) -> Result:
     """Score a task from the embeddings of its sentences (keys: tuples of tokens)."""
-    empty = [name for name, split in task.splits.items() if not len(split)]
-    if empty or not task.splits:
-        raise DataError(f"{task.name}: no samples in {', '.join(empty) or 'any split'}; fetch its files again")
     params = params or {}
     progress = progress or Progress(quiet=True)
 
     def matrix(sentences: list[Sentence]) -> np.ndarray:
-        return finite(np.stack([embeddings[tuple(sentence)] for sentence in sentences]), task.name)
+        return np.stack([embeddings[tuple(sentence)] for sentence in sentences])
 
     if task.kind == "sts":
         result = _score_sts(task, matrix, params.get("similarity") or cosine)
