@@ -31,7 +31,7 @@ from dipole.core.utils.files import remove_scratch
 from dipole.core.utils.received import read_text
 from dipole.rl import algorithms, augmentation, description, snapshots
 from dipole.rl.config import RLConfig
-from dipole.rl.contrast import bilinear_terms, start_bilinear
+from dipole.rl.contrast import start_bilinear
 from dipole.rl.envs.registry import find, make_env
 from dipole.rl.envs.running.faults import guarded
 from dipole.rl.envs.running.validate import stack
@@ -133,7 +133,7 @@ class RLAdapter(Adapter):
         agent, train = self.agent, run.config.train
         agent.adopt(run.objective, **_settings_of(train.learning_rate, train.precision))
         if run.objective is not None:
-            start_bilinear(bilinear_terms(run.objective), agent.bilinear_init)
+            start_bilinear((term for _, _, term in run.objective), agent.bilinear_init)
         if self._pending is not None:
             snapshots.restore(agent, self._pending)
             self._pending = None

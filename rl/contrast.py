@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -35,22 +36,17 @@ def unregistered(contrast: Composite | None) -> tuple[str, ...]:
 
 def fit(contrast: Composite, width: int, bilinear_init: str) -> Composite:
     """Create missing parameters for embeddings of the width, W as `bilinear_init` says. Existing ones stay."""
-    new = [term for term in bilinear_terms(contrast) if isinstance(term.W, UninitializedParameter)]
+    new = [term for _, _, term in contrast if isinstance(getattr(term, "W", None), UninitializedParameter)]
     contrast.build(width)
     start_bilinear(new, bilinear_init)
     return contrast
 
 
-def bilinear_terms(contrast: Composite) -> list[Objective]:
-    """The terms that learn a matrix W."""
-    return [term for _, _, term in contrast if term.similarity == "bilinear"]
-
-
 @torch.no_grad()
-def start_bilinear(terms: list[Objective], bilinear_init: str) -> None:
-    """Draw each W from [0, 1) for "uniform". It is built as the identity."""
-    if bilinear_init == "uniform":
-        for term in terms:
+def start_bilinear(terms: Iterable[Objective], bilinear_init: str) -> None:
+    """Draw each W of bilinear terms from [0, 1) for "uniform". It is built as the identity."""
+    for term in terms:
+        if bilinear_init == "uniform" and term.similarity == "bilinear":
             term.W.uniform_(0, 1)
 
 

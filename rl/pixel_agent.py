@@ -10,7 +10,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.utils import update_learning_rate
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
@@ -26,7 +25,7 @@ from dipole.core.utils.memory import check_fits
 from dipole.core.utils.transfer import to_device
 from dipole.rl import description
 from dipole.rl import settings as presets
-from dipole.rl.arguments import check_seed, plain
+from dipole.rl.arguments import plain
 from dipole.rl.augmentation import Augmentation, Centre, one_number, resolve
 from dipole.rl.contrast import (
     bf16_is_native,
@@ -44,7 +43,7 @@ from dipole.rl.inputs import require_image, require_part, require_policy, seen_b
 from dipole.rl.networks import PixelEncoder
 from dipole.rl.replay import FrameReplayBuffer
 from dipole.rl.sampling import FrameBatch
-from dipole.rl.saved_agent import SavedAgent
+from dipole.rl.saved_agent import SavedAgent, check_passed_on
 from dipole.rl.sb3_names import without_sb3_names
 
 Logs = dict[str, Tensor]
@@ -89,11 +88,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         _init_setup_model: bool = True,
         **settings: Any,
     ) -> None:
-        sb3 = {name: plain(settings.pop(name)) for name in self.passed_on if name in settings}
-        sb3["seed"] = check_seed(sb3.get("seed"))
-        noise = sb3.get("action_noise")
-        if noise is not None and not isinstance(noise, ActionNoise):
-            raise ConfigError(f"action_noise must be an ActionNoise of SB3, or None, got {noise!r}.")
+        sb3 = check_passed_on({name: plain(settings.pop(name)) for name in self.passed_on if name in settings})
         self._given: Composite | None = None
         if objective is not None and not isinstance(objective, str):
             self._given = given_composite(objective)

@@ -5,11 +5,13 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
+from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import TrainFreq
 from torch import nn
 
 from dipole.core.objectives.objective import Composite, Objective
+from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.files import replacing
 from dipole.rl import description
 from dipole.rl import settings as presets
@@ -123,8 +125,10 @@ class SavedAgent(OffPolicyAlgorithm):
             inputs = description.settings_of(path).get("inputs", "auto")
             env = shown_to(cls.__name__, cls._wrap_env(env), inputs)
         attributes = cls._changed_attributes(path, changes)
-        if objective is not None:
-            attributes["_given"] = given_composite(objective)
+        if objective is not None and (given := given_composite(objective)) is not None:
+            attributes["_given"] = given
+        elif objective is not None:
+            presets.require_changeable(["objective"])
         with description.explained(path, objective):
             return super().load(path, env, device, custom_objects, print_system_info, force_reset, **attributes)
 
@@ -134,16 +138,17 @@ class SavedAgent(OffPolicyAlgorithm):
         other = ("augmentation", "storage", *cls.passed_on)
         rest = without_sb3_names({name: value for name, value in changes.items() if name not in other})
         presets.require_changeable(rest)
-        saved = description.settings_of(path) or {"preset": presets.DEFAULT[cls.algorithm]}
-        chosen = presets.resolve(saved["preset"], {**saved, "algorithm": cls.algorithm, **rest}, other)
+        default = {"algorithm": cls.algorithm, "preset": presets.DEFAULT[cls.algorithm]}
+        saved = description.settings_of(path) or default
+        if saved["algorithm"] != cls.algorithm:
+            raise ConfigError(f"{path} is an agent of {saved['algorithm']!r}, and {cls.__name__} is {cls.algorithm!r}.")
+        chosen = presets.resolve(saved["preset"], {**saved, **rest}, other)
         stored = presets.attributes(cls.algorithm)
         found = {stored[name]: getattr(chosen, name) for name in rest}
-        if "seed" in changes:
-            found["seed"] = check_seed(changes["seed"])
-        if "stats_window_size" in changes:
-            found["_stats_window_size"] = changes["stats_window_size"]
-        named = [name for name in other if name in changes and name not in ("seed", "stats_window_size")]
-        return found | {name: changes[name] for name in named}
+        passed = check_passed_on({name: changes[name] for name in other if name in changes})
+        if "stats_window_size" in passed:
+            passed["_stats_window_size"] = passed.pop("stats_window_size")
+        return found | passed
 
     def save(self, path: Any, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
         # Replay and random generators are not in the file: `snapshots.save` writes them as well.
@@ -160,6 +165,14 @@ class SavedAgent(OffPolicyAlgorithm):
             return
         with replacing(_with_suffix(path, ".pkl")) as temporary:
             super().save_replay_buffer(temporary)
+
+
+def check_passed_on(given: dict[str, Any]) -> dict[str, Any]:
+    """Return keywords of SB3 with a plain seed. Raise ConfigError for a seed or an action noise that is none."""
+    noise = given.get("action_noise")
+    if noise is not None and not isinstance(noise, ActionNoise):
+        raise ConfigError(f"action_noise must be an ActionNoise of SB3, or None, got {noise!r}.")
+    return {**given, "seed": check_seed(given["seed"])} if "seed" in given else given
 
 
 def _with_suffix(path: str | pathlib.Path, suffix: str) -> pathlib.Path:

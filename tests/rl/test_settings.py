@@ -126,9 +126,9 @@ def test_fixed_setting_is_refused_by_name(saved, algorithm, name):
         lambda **given: AGENTS[algorithm].load(path, env=DotEnv(), device="cpu", **given),
         lambda **given: resume(folder, DotEnv(), device="cpu", **given),
     ):
-        value = {"text": "infonce"} if name == "objective" else 3
-        said = rf"\b{name} cannot change when an agent is loaded|objective must be a"
-        refused(ConfigError, said, one, **{name: value})
+        said = rf"\b{name} cannot change when an agent is loaded|objective must be a|objective than none"
+        for value in ({"text": "infonce"}, "none") if name == "objective" else (3,):
+            refused(ConfigError, said, one, **{name: value})
 
 
 @pytest.mark.parametrize("algorithm", AGENTS)
@@ -146,6 +146,8 @@ def test_settings_given_to_load_are_used_under_both_names(saved):
     agent = ContrastiveSAC.load(saved["sac"][0], device="cpu", target_update_interval=5)
     assert agent.settings.target_every == agent.target_update_interval == 5
     assert ContrastiveDrQ.load(saved["drq"][0], device="cpu", policy_delay=4).settings.actor_every == 4
+    refused(ConfigError, "an agent of 'sac', and ContrastiveDrQ is 'drq'", ContrastiveDrQ.load, saved["sac"][0])
+    refused(ConfigError, "action_noise must be", ContrastiveSAC.load, saved["sac"][0], action_noise=0.1)
     agent = ContrastiveSAC.load(saved["sac"][0], env=DotEnv(), device="cpu", storage="disk", seed=5)
     assert (agent.replay_buffer.storage, agent.seed) == ("disk", 5)
 

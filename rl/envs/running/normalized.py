@@ -9,7 +9,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_no
 from dipole.core.utils.errors import ConfigError
 from dipole.rl.seen import parts
 
-_FIX = "Make VecNormalize the outermost wrapper, for example VecNormalize(VecFrameStack(env, 3))."
+_FIX = "Make VecNormalize the outermost wrapper, of VecFrameStack(env, 3) or, for (H, W, C), VecTransposeImage(env)."
 
 
 def original(normalizer: VecNormalize, seen: Any) -> Any:
