@@ -32,7 +32,7 @@ NOISE = 0.05
 # No round numbers, where margins bend.
 LEVELS = (-0.603, -0.297, 0.103, 0.297, 0.503, 0.703, 0.853, 0.917, 0.972, 0.9953)
 MANY, MORE = 72, 300  # rows of a view: against the loops, and for what needs none
-WIDE = (128, 200)  # columns
+WIDE = (129, 200)  # columns
 FEW_BITS = 1e-5  # of float32 at many rows
 MOST_NUMBERS = 40_000_000  # of the largest tensor at MORE rows
 SLOPE = 1e-3  # between a central difference and the gradient
@@ -42,10 +42,13 @@ UNCHANGED = 1e-9
 
 @check("close pairs", "correct with close positives and near negatives")
 def holds_for_close_pairs(subject: Subject) -> str:
-    """With positives at noise 0.05 and cosines from -0.6 to 0.995, values, gradients and slopes are right."""
+    """With positives at noise 0.05 and cosines from -0.6 to 0.995, at any length, values and slopes are right."""
     layout = subject.batch(8)
     batches = {"positives at noise 0.05": close_views(layout), "near negatives": close_views(layout, spread=0.3)}
     said = [_is_right(subject, layout, leaves, where) for where, leaves in batches.items()]
+    for times in (1e-3, 1e2) if subject.truth is not None else ():
+        scaled: Leaves = {name: (leaf.detach() * times).requires_grad_() for name, leaf in layout.leaves().items()}
+        said.append(_is_right(subject, layout, scaled, f"rows {times:g} times as long"))
     few = subject.batch(min(3, layout.width - 1))
     if len(few.leaves()["a"]) > 1:
         found = [(level, at_cosine(level, *few.shapes["a"])) for level in LEVELS]
@@ -211,7 +214,7 @@ def _sparse(count: int, width: int) -> Layout:
 
 @check("size", "correct for 300 rows and 200 columns")
 def holds_for_many_rows(subject: Subject) -> str:
-    """72 and 300 rows, and 128 and 200 columns, equal the reference. Each has a gradient, and rows in any order."""
+    """72 and 300 rows, and 129 and 200 columns, equal the reference. Each has a gradient, and rows in any order."""
     _holds_for_wide_rows(subject)
     said = []
     if subject.truth is not None:

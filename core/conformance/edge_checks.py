@@ -83,14 +83,14 @@ def labels_count(subject: Subject) -> str:
 
 @check("weights", "rows count by their weights, or weights are refused")
 def weights_count(subject: Subject) -> str:
-    """Weights of 1 change nothing, and a row of weight 0 gets no gradient. A term may refuse weights."""
+    """Weights of 1 change nothing, other weights do, a row of weight 0 gets no gradient. A term may refuse weights."""
     if not subject.takes_pairs:
         raise Skipped("loss(a, b) takes no weights")
     if any(term.weighting == "own" for term in subject.make().terms):
         raise Skipped("a term uses weights in its own way")
     plain, leaves = long_queue(5, subject.views.width), {}
     results = []
-    for weights in (None, torch.ones(4), torch.tensor([1.0, 0.0, 2.0, 3.0])):
+    for weights in (None, torch.ones(4), torch.tensor([1.0, 0.0, 2.0, 3.0]), torch.tensor([1.0, 0.0, 1.0, 1.0])):
         layout = replace(plain, build=partial(_weighted, plain, weights))
         leaves = layout.leaves()
         try:
@@ -98,9 +98,11 @@ def weights_count(subject: Subject) -> str:
         except DipoleError as error:
             return f"refused with one clear error: {error}"
     demand_equal(results[1], results[0], "with weights of 1", other="without weights")
-    gradient = results[2].gradients["queries"]
+    gradient, of_ones = (results[number].gradients["queries"] for number in (2, 3))
     if gradient is not None and gradient[1].any():
         raise Failed(f"a row of weight 0 has a gradient of length {gradient[1].norm():.4g}: the weights are ignored")
+    if gradient is not None and of_ones is not None and gradient.any() and torch.equal(gradient, of_ones):
+        raise Failed("weights of 2 and 3 have the gradient of weights of 1")
     return f"{results[0].value.item():.4g}, and {results[2].value.item():.4g} with weights"
 
 

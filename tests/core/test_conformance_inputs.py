@@ -187,16 +187,18 @@ class Classes(Objective):
 
 
 class Unweighted(Objective):
-    """Applies weights itself, and forgets to."""
+    """Applies weights itself, and forgets to, or rounds them."""
 
     needs_negatives, weighting = False, "own"
 
-    def __init__(self, says: str | None = "own") -> None:
+    def __init__(self, says: str | None = "own", rounds: bool = False) -> None:
         super().__init__("cosine")
-        self.weighting = says
+        self.weighting, self.rounds = says, rounds
 
     def loss(self, positive, rows):
         pulls = rows.only_positives(1 - positive, 0.0)
+        if self.rounds and (weights := rows.pairs.weights) is not None:
+            return all_sum((pulls * (weights > 0)[:, None]).sum()) / all_sum((weights > 0).sum())
         return all_sum(pulls.sum()) / all_sum(rows.positive_count.sum()).clamp_min(1)
 
 
@@ -209,11 +211,10 @@ def test_labels_and_width_reach_objectives_and_faults_with_labels_are_found():
 
 
 def test_weights_that_are_ignored_are_found():
-    outcomes = {}
-    for says in ("own", "rows", None):
-        (row,) = check_objective(Unweighted, options={"says": says}, only=["weights"]).rows
-        outcomes[says] = row.outcome, row.detail[:7]
-    assert outcomes == {"own": ("-", "a term "), "rows": ("FAIL", "a row o"), None: ("ok", "refused")}
+    rows = ("rows", False, "FAIL", "a row o"), ("rows", True, "FAIL", "weights")
+    for says, rounds, *found in (*rows, ("own", False, "-", "a term "), (None, False, "ok", "refused")):
+        (row,) = check_objective(Unweighted, options={"says": says, "rounds": rounds}, only=["weights"]).rows
+        assert [row.outcome, row.detail[:7]] == found
 
 
 @pytest.mark.parametrize(
