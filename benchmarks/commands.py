@@ -294,7 +294,7 @@ def _option(text: str) -> tuple[str, str]:
 def _place(text: str) -> Path:
     """Return a path, that of the results that come with dipole for "shipped"."""
     if text != "shipped":  # SHIPPED_NAME, without what its module loads
-        return Path(text)
+        return to_path(text)
     from dipole.benchmarks.results_file import SHIPPED
 
     return SHIPPED

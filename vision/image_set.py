@@ -22,9 +22,7 @@ Images = Tensor | Encoded
 
 def taken(images: Images, index: Tensor) -> Images:
     """Return the images of an index (k,)."""
-    if isinstance(images, Encoded):
-        return images.take(index)
-    return images[index]
+    return images.take(index) if isinstance(images, Encoded) else images[index]
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +47,7 @@ class ImageSet:
     skipped: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        if self.images.ndim != 4 or self.images.dtype != torch.uint8 or not self.images.shape[1]:
+        if self.images.ndim != 4 or self.images.dtype != torch.uint8 or 0 in self.images.shape[1:]:
             raise DataError(
                 f"{self.name}: images must be uint8 of shape (n, channels, height, width), "
                 f"got {self.images.dtype} of shape {tuple(self.images.shape)}."
@@ -72,9 +70,7 @@ class ImageSet:
     @property
     def stream(self) -> Stream | None:
         """The order in which the images can be read. None if any image can be read at any time."""
-        if isinstance(self.images, Encoded):
-            return self.images.stream
-        return None
+        return self.images.stream if isinstance(self.images, Encoded) else None
 
     @property
     def all_labelled(self) -> bool:
@@ -144,9 +140,9 @@ class ImageSet:
 def renumbered(images: ImageSet, names: tuple[str, ...]) -> ImageSet:
     """Return a set with the classes of another part of its data, if these include its own. Else return it unchanged.
 
-    Classes of text are numbered in each part, and a part may lack some. names: of the classes of the other part.
+    Classes of text are numbered in each part, and a part may lack some or have another order. names: of the other.
     """
-    if images.labels is None or not images.class_names or not set(images.class_names) < set(names):
+    if images.labels is None or images.class_names in ((), names) or not set(images.class_names) <= set(names):
         return images
     places = torch.tensor([*(names.index(name) for name in images.class_names), -1])
     labels = images.labels.clamp(min=-1)

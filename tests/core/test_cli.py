@@ -245,6 +245,8 @@ def test_o_and_out_name_what_is_written(option, line, capsys):
     name, *rest = line.split()
     assert Path("place") in vars(parser_of(name).parse_args([*rest, option, "place"])).values()
     assert "is empty" in dipole(capsys, name, *rest, option, "")[2]  # as from a variable without a value
+    for words in (["embed", "r"], ["report"], ["results", "list"]):  # and is not this folder
+        assert "is empty" in dipole(capsys, *words, "")[2]
 
 
 @pytest.mark.parametrize("line", ["new a", "export r --to onnx", "data get cifar10 --yes", "report ."])

@@ -123,6 +123,9 @@ def npz(path, **arrays):
     return path
 
 
+FOUR = np.zeros((2, 4, 4, 3), np.uint8)
+
+
 def test_npz(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (10, 6, 6, 3), dtype=np.uint8)
     path = npz(tmp_path / "a.npz", images=pixels, labels=np.arange(10) % 2, class_names=np.array(["x", "y"]))
@@ -132,10 +135,8 @@ def test_npz(tmp_path):
     parts = read(path, test=str(path))
     assert len(parts.train) == len(parts.test) == 10
     for labels in (np.arange(10.0)[:, None] % 2, np.array([7, 2**63] * 5, np.uint64), np.array(["x", "y"] * 5)):
-        assert (
-            opened(npz(tmp_path / "b.npz", images=pixels, labels=labels).rename(tmp_path / "C.NPZ")).labels.tolist()
-            == [0, 1] * 5
-        )
+        path = npz(tmp_path / "b.npz", images=pixels, labels=labels).rename(tmp_path / "C.NPZ")
+        assert opened(path).labels.tolist() == [0, 1] * 5
     path.write_bytes(path.read_bytes()[:500])
     refused(DataError, r"cannot be read as an \.npz", read, path)
 
@@ -144,9 +145,12 @@ def test_npz(tmp_path):
     ({"pictures": np.zeros((2, 4, 4), np.uint8)}, "no array 'images', only 'pictures'"),
     ({"images": np.zeros((2, 4, 4, 3), np.float32)}, "must be uint8"),
     ({"images": np.zeros((0, 4, 4, 3), np.uint8)}, "holds no images"),
-    ({"images": np.zeros((2, 4, 4, 3), np.uint8), "labels": np.zeros(3, int)}, "2 images but labels"),
-    ({"images": np.zeros((2, 4, 4, 3), np.uint8), "labels": np.eye(2)}, r"holds list values.*argmax"),
-    ({"images": np.zeros((2, 4, 4, 3), np.uint8), "labels": np.array([0, 0.5])}, "not whole, such as 0.5"),
+    ({"images": FOUR, "labels": np.zeros(3, int)}, "2 images but labels"),
+    ({"images": FOUR, "labels": np.eye(2)}, r"holds list values.*argmax"),
+    ({"images": FOUR, "labels": np.array([0, 0.5])}, "not whole, such as 0.5"),
+    ({"images": FOUR, "labels": np.array(1)}, r"2 images but labels of shape \(1,\)"),
+    ({"images": FOUR, "labels": np.array([0, 1]), "class_names": np.array("x")}, "label is 1, and 'class_names' has 1"),
+    ({"images": FOUR[:, :0]}, r"of shape \(2, 3, 0, 4\)"),
     *(({"images": np.zeros((2, c, h, 8), np.uint8)}, "channels first") for c, h in ((3, 8), (5, 8), (3, 6))),
 ])  # fmt: skip
 def test_bad_arrays_are_named(tmp_path, arrays, message):
@@ -163,6 +167,10 @@ def test_classes_of_a_list_are_picked_from_parquet(tmp_path):
     assert (parts.train.class_names, parts.train.labels.tolist()) == (("blue", "red"), [1, 0, 1, 0])
     assert parts.train.images[:, 0, 0, 0].tolist() == [0, 2, 3, 5]
     assert parts.test.images[:, 0, 0, 0].tolist() == [0, 2]
+    turned = made.cast_column("label", datasets.ClassLabel(names=["blue", "green", "red"]))  # 0 is blue here
+    turned.to_parquet(tmp_path / "test-00000-of-00001.parquet")
+    assert read(tmp_path).test.counts() == {"blue": 1, "green": 1, "red": 1}
+    assert read(tmp_path).test.labels.tolist() == [2, 1, 0]
 
 
 def stl10_files(path, counts):

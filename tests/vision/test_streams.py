@@ -63,8 +63,9 @@ def test_shards_are_read_by_file_folder_star_and_list(shards, tmp_path):
     parts = load(DataConfig(source=f"wds:{shards}", size=8), Seeds(0))
     assert (len(parts.train), len(parts.test)) == (3 * EACH, 2 * EACH)
     members = [("x.png", png(0)), ("x.json", b'{"label": "dog"}'), ("y.png", png(1)), ("y.json", b'{"label": "cat"}')]
-    tar(tmp_path / "0.tar", [*members, ("z.v1.png", png(2))])
-    images = opened(f"wds:{tmp_path}", size=8)
+    tar(tmp_path / "0.tar", [*members, ("z.v1.png", png(2)), ("z.v2.png", png(3))])
+    with pytest.warns(UserWarning, match=r"1 image of wds:.* left out: .*z\.v2\.png \(a second image of the sample"):
+        images = opened(f"wds:{tmp_path}", size=8)
     assert (images.labels.tolist(), images.class_names) == ([1, 0, -1], ("cat", "dog"))
 
 

@@ -39,7 +39,7 @@ def read_npz(path: Path) -> ImageSet:
     try:
         with np.load(path, allow_pickle=False) as file:
             names = ", ".join(map(repr, file.files))
-            arrays = {key: file[key] for key in file.files if key in ("images", "labels", "class_names")}
+            arrays = {key: np.atleast_1d(file[key]) for key in ("images", "labels", "class_names") if key in file}
     except Exception as error:  # a damaged archive fails in zlib, zipfile or numpy, each with its own type
         raise DataError(f"{path} cannot be read as an .npz archive: {error}.") from error
     images = arrays.get("images")
@@ -63,7 +63,10 @@ def read_npz(path: Path) -> ImageSet:
         )
     pixels = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
     labels, class_names = _classes(path, arrays.get("labels"))
-    return ImageSet(path.stem, pixels, labels, class_names or tuple(map(str, arrays.get("class_names", ()))))
+    class_names = class_names or tuple(map(str, arrays.get("class_names", ())))
+    if labels is not None and class_names and int(labels.max()) >= len(class_names):
+        raise DataError(f"{path}: the largest label is {int(labels.max())}, and 'class_names' has {len(class_names)}.")
+    return ImageSet(path.stem, pixels, labels, class_names)
 
 
 def _classes(path: Path, labels: np.ndarray | None) -> tuple[torch.Tensor | None, tuple[str, ...]]:

@@ -12,11 +12,11 @@ import torch
 from PIL import Image
 
 from dipole.core.utils.errors import DataError
-from dipole.core.utils.text import are, counted, warn
+from dipole.core.utils.text import counted, warn
 from dipole.vision.decoding import file_bytes, first_names
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import HELD_OUT, TRAINING, Classes, Decoding, Source, register_source
-from dipole.vision.sources.images import decode_all, select
+from dipole.vision.sources.images import decode_all, select, warn_of_left_out
 from dipole.vision.sources.metadata import METADATA, read_metadata
 
 # Those that Pillow reads here: it can be built without AVIF.
@@ -201,12 +201,7 @@ def _read_folder(
             f"the folder {path} holds no images ({', '.join(sorted(SUFFIXES))}).{others} "
             "Expected one folder per class (CLASS/file.jpg), split folders (train/CLASS/file.jpg), or loose images."
         )
-    if left_out:
-        warn(
-            f"{counted(len(left_out), 'image')} of {path.name} {are(len(left_out))} left out: "
-            f"{first_names(left_out, '; ')}",
-            stacklevel=2,
-        )
+    warn_of_left_out(path.name, left_out)
     items = list(map(str, files))
     images = decode_all(path.name, items, lambda i: file_bytes(files[i]), labels, names, options, left_out)
     if told is not None:

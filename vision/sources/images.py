@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from dipole.core.utils.errors import DataError, nearest
-from dipole.core.utils.text import counted, warn
-from dipole.vision.decoding import Encoded, Stream, attempt, decode, describe
+from dipole.core.utils.text import are, counted, warn
+from dipole.vision.decoding import Encoded, Stream, attempt, decode, describe, first_names
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import Classes, Decoding
 
@@ -40,6 +40,13 @@ def select(images: ImageSet, wanted: Classes) -> ImageSet:
         raise DataError(f"{images.name} has no labels, so a class list cannot be applied.")
     rows, labels = wanted_rows(images.name, images.labels, images.class_names, wanted)
     return replace(images.take(rows), labels=labels, class_names=wanted)
+
+
+def warn_of_left_out(name: str, images: Sequence[str]) -> None:
+    """Name images that are not read, with the reason of each."""
+    if images:
+        count = f"{counted(len(images), 'image')} of {name} {are(len(images))}"
+        warn(f"{count} left out: {first_names(images, '; ')}", stacklevel=3)
 
 
 def decode_all(

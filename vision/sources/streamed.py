@@ -87,9 +87,7 @@ def _stream(name: str, builder: Any, split: str, options: Decoding) -> ImageSet:
         raise DataError(f"{name} holds no images.")
 
     def begin(shard: int) -> Iterator[Any]:
-        if options.length is not None:
-            return iter(table)
-        return iter(table.shard(num_shards=shards, index=shard))
+        return iter(table if options.length is not None else table.shard(num_shards=shards, index=shard))
 
     bounds = [0, *accumulate(counts)]
     reader = Forward(begin, bounds, 2 * options.buffer + 2048, lambda row: image_bytes(row[image], _fetched), name)
@@ -103,11 +101,8 @@ def _count(table: Any, shards: int, image: str, label: str | None) -> list[list[
     Raise NoClassesError if a label is neither a number nor text.
     """
     narrow = table.select_columns([label or image])
-    found = []
-    for shard in range(shards):
-        rows = narrow.shard(num_shards=shards, index=shard)
-        found.append([None if label is None else plain_label(row[label]) for row in rows])
-    return found
+    parts = (narrow.shard(num_shards=shards, index=shard) for shard in range(shards))
+    return [[None if label is None else plain_label(row[label]) for row in part] for part in parts]
 
 
 def _fetched(path: str) -> bytes:

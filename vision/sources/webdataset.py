@@ -22,7 +22,7 @@ from dipole.vision.decoding import Stream
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import SHARDS, Classes, Decoding, Source, register_source
 from dipole.vision.sources.folder import SUFFIXES
-from dipole.vision.sources.images import select, stay_encoded
+from dipole.vision.sources.images import select, stay_encoded, warn_of_left_out
 from dipole.vision.sources.labels import labels_of
 
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -128,6 +128,8 @@ def _read(source: str, paths: list[Path], options: Decoding) -> ImageSet:
     samples = samples[: options.length]
     told = [sample.label for *_, sample in samples]
     labels, names, _ = labels_of(source, ["label"], lambda _: told, None)
+    left_out = [each for _, _, others in indices for each in others]
+    warn_of_left_out(source, left_out)
     return stay_encoded(
         source,
         [f"{path}: {sample.name}" for path, _, sample in samples],
@@ -136,7 +138,7 @@ def _read(source: str, paths: list[Path], options: Decoding) -> ImageSet:
         names,
         options,
         Stream(bounds, options.buffer, forward=False),
-        [each for _, _, left_out in indices for each in left_out],
+        left_out,
     )
 
 
