@@ -29,15 +29,14 @@ converter = pytest.importorskip("vl_convert")
 
 LINES = [Line("a", [1, 2, 3], [1.0, nan, 3.0], [0.5, nan, 2.5], [1.5, nan, 3.5]), Line("b", [1, 3], [2, 2])]
 ONE_OF_EACH = [
-    line_chart("lines", "step", "value", LINES),
-    histogram("histogram", "x", "y", [0.0, 0.5, 1.0], {"s": [2.0, 0.0]}),
+    line_chart("lines", "step", "value", LINES), histogram("histogram", "x", "y", [0.0, 0.5, 1.0], {"s": [2.0, 0.0]}),
     scatter_chart("scatter", "x", "y", {"p": [(0, 0), (3, 1)], "q": [(1, nan)]}),
     interval_chart("intervals", "x", [ChartRow("one", 1.0, 0.5, 1.5, (0.9, 1.1))], 0.5),
     interval_chart("forest", "x", [ChartRow("r", 1, nan, nan, source=s) for s in ("printed", "ours")], None),
     rank_chart("ranks", "mean rank", [("a", 1.2), ("b", 1.8)], [(0, 1)], 0.9),
     heat_map("map", "x", "y", [Tile("r", "c", 1.0, "1.0"), Tile("r", "d", -1.0, "-1")], "v", 0.0),
     heat_map("levels", "x", "y", [Tile("r", "c", 1.0), Tile("q", "c", 2.0)], "v"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("chart", ONE_OF_EACH, ids=lambda chart: chart.title)

@@ -48,12 +48,10 @@ def trained(blobs, runs):
 def test_compare_pairs_seeds_corrects_and_leaves_baselines_out(trained, capsys):
     """Large common effects of the seed do not hide a difference, and one significant number in four may not stay so."""
     values = {
-        "near": ([0.50, 0.70, 0.90], [0.520, 0.721, 0.919]),
-        "noisy": ([0.50, 0.70, 0.90], [0.90, 0.50, 0.70]),
-        "weak": ([0.50, 0.52, 0.54], [0.60, 0.63, 0.60]),
-        "same": ([0.2, 0.4, 0.6], [0.2, 0.4, 0.6]),
+        "near": ([0.50, 0.70, 0.90], [0.520, 0.721, 0.919]), "noisy": ([0.50, 0.70, 0.90], [0.90, 0.50, 0.70]),
+        "weak": ([0.50, 0.52, 0.54], [0.60, 0.63, 0.60]), "same": ([0.2, 0.4, 0.6], [0.2, 0.4, 0.6]),
         "untrained/near": ([0.1, 0.3, 0.5], [0.1, 0.3, 0.5]),
-    }
+    }  # fmt: skip
     for (objective, seed), folder in trained.items():
         change(folder, results={name: both[objective == "dcl"][seed] for name, both in values.items()})
     first, second = trained["infonce", 0], trained["dcl", 1]

@@ -88,9 +88,8 @@ def test_every_problem_is_in_one_message(blobs):
         "train.clip=-1": "train.clip: should be greater than 0, got -1.",
         "blobs.nois=1": "blobs.nois: no such setting. Did you mean 'noise'? Allowed: points, classes",
         "blobs.dropout=1": "blobs.dropout: should be less than 1, got 1.",
-        "objective=infonse": "Did you mean 'infonce'?",
-        "oops": "'oops' is not of the form key=value",
-    }
+        "objective=infonse": "Did you mean 'infonce'?", "oops": "'oops' is not of the form key=value",
+    }  # fmt: skip
     message = problems(*wrong, recipe=blobs)
     assert "8 problems" in message
     assert all(said in message for said in wrong.values())

@@ -59,12 +59,11 @@ def batch():
     x = torch.randn(3, 10, WIDTH, dtype=torch.double, generator=generator)  # three views of 10 instances
     weight = torch.randn(OUT, WIDTH, dtype=torch.double, generator=generator)
     rows = {
-        "labels": torch.arange(10) % 3,
-        "index": torch.randperm(100, generator=generator)[:10],
+        "labels": torch.arange(10) % 3, "index": torch.randperm(100, generator=generator)[:10],
         "document": torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 2, 2]),
         "w": torch.rand(10, dtype=torch.double, generator=generator),
         "ww": torch.rand(10, 2, dtype=torch.double, generator=generator),
-    }
+    }  # fmt: skip
     return x, weight, rows
 
 
@@ -102,8 +101,7 @@ LAYOUTS = {
     "queries of three views": lambda r: Pairs.from_views([r["a"], r["b"], r["c"]], r["labels"], r["index"], "queries"),
     "pairs of three views": lambda r: Pairs.from_views([r["a"], r["b"], r["c"]], r["labels"], r["index"], "view_pairs"),
     "three views": lambda r: Pairs.from_views([r["a"], r["b"], r["c"]], r["labels"]),
-    "queue": cross("a", "b", queue_labels=QUEUE_LABELS),
-    "queue of strangers": cross("a", "b"),
+    "queue": cross("a", "b", queue_labels=QUEUE_LABELS), "queue of strangers": cross("a", "b"),
     "duplicates": lambda r: Pairs.cross(r["a"], r["b"], QUEUE, ignored=r["duplicate"]),
     "several keys": lambda r: Pairs.cross(r["a"], torch.stack([r["b"], r["c"]], 1), intra_batch=True),
     "queue alone": cross("a", "b", batch_negatives=False),
@@ -112,10 +110,8 @@ LAYOUTS = {
     "window": lambda r: Pairs.from_window(r["a"], r["b"], r["document"], 1, "drop", r["labels"], r["index"]),
     "wide window": lambda r: Pairs.from_window(r["a"], r["b"], r["document"], 2, "zero", r["labels"]),
     "blocks": lambda r: stacked("all", labels=r["labels"])(r),
-    "first of a block": lambda r: stacked(labels=r["labels"])(r),
-    "drawn blocks": stacked("all", draw=2**40 + 17),
-    "block means": stacked("first", "means"),
-    "labels": lambda r: Pairs.from_labels(r["a"], r["labels"], r["index"]),
+    "first of a block": lambda r: stacked(labels=r["labels"])(r), "drawn blocks": stacked("all", draw=2**40 + 17),
+    "block means": stacked("first", "means"), "labels": lambda r: Pairs.from_labels(r["a"], r["labels"], r["index"]),
     "labels of views": lambda r: Pairs.from_labels([r["a"], r["b"]], r["labels"] - 1, None, QUEUE, QUEUE_LABELS),
     "columns": lambda r: Pairs.from_columns(r["a"], r["b"], [r["c"], r["a"]], r["labels"], r["index"]),
     "own columns": lambda r: Pairs.from_columns(r["a"], r["b"], r["c"], negatives_of="own"),
@@ -126,10 +122,9 @@ LAYOUTS = {
     "weights of pairs": lambda r: Pairs.cross(r["a"], torch.stack([r["b"], r["c"]], 1), weights=r["ww"]),
     "weights of crops": lambda r: Pairs.from_crops([r["a"], r["b"]], [r["c"]], weights=r["ww"]),
     "weights of classes": lambda r: Pairs.from_labels([r["a"], r["b"]], r["labels"], weights=r["w"]),
-    "weights of sides": lambda r: Pairs.both(r["a"], r["b"], weights=r["w"]),
-    "weights by hand": weighed_by_hand,
+    "weights of sides": lambda r: Pairs.both(r["a"], r["b"], weights=r["w"]), "weights by hand": weighed_by_hand,
     "crops of three": lambda r: Pairs.from_crops([r["a"], r["b"], r["c"]], labels=r["labels"]),
-}
+}  # fmt: skip
 
 
 def ways_of(name, number, every):

@@ -26,9 +26,8 @@ SPECS = [
 # Leaves that depend on each other, as a siamese predictor or a concatenation makes them.
 DEPENDENT = {
     "function": lambda f, g, h: [f, f.flip(0).tanh(), f * h],
-    "one tensor": lambda f, g, h: list(torch.cat([f, g, h]).sin().split(len(f))),
-    "same": lambda f, g, h: [f, f, f],
-}
+    "one tensor": lambda f, g, h: list(torch.cat([f, g, h]).sin().split(len(f))), "same": lambda f, g, h: [f, f, f],
+}  # fmt: skip
 # Growth in MB: of ten kept losses on whole matrices, of ten by tiles, and of 8,192 rows, whose matrix would be 256.
 KEEP = """
 import torch, dipole
@@ -334,18 +333,14 @@ POLE = Plain(lambda s: (1 - s).log() / (1 - s))
 STATISTICS = {
     LogSumExp(2.0): lambda row: torch.logsumexp(2 * row, 0),
     LogSumExp(100.0): lambda row: torch.logsumexp(100 * row, 0),
-    **{SoftmaxMean(scale): softmax_mean(scale) for scale in (4.0, -4.0, 120.0, -120.0)},
-    Sum(): torch.sum,
+    **{SoftmaxMean(scale): softmax_mean(scale) for scale in (4.0, -4.0, 120.0, -120.0)}, Sum(): torch.sum,
     Between(0.0, 0.8): lambda row: ((0.8 - row) * (row - 0.0)).clamp_min(0).sum(),
     Between(-0.3, 0.1): lambda row: ((0.1 - row) * (row + 0.3)).clamp_min(0).sum(),
     Softplus(10.0, -3.0): lambda row: (1 + (10 * row - 3).exp()).log().sum(),
-    Cauchy(): lambda row: (1 / (3 - 2 * row)).sum().log(),
-    Plain(torch.cos): lambda row: row.cos().sum(),
-    Plain(torch.tanh): lambda row: row.tanh().sum(),
-    POLE: lambda row: ((1 - row).log() / (1 - row)).sum(),
-    SoftmaxSquare(3.0): softmax_mean(3.0, 2),
-    SoftmaxSquare(-150.0): softmax_mean(-150.0, 2),
-}
+    Cauchy(): lambda row: (1 / (3 - 2 * row)).sum().log(), Plain(torch.cos): lambda row: row.cos().sum(),
+    Plain(torch.tanh): lambda row: row.tanh().sum(), POLE: lambda row: ((1 - row).log() / (1 - row)).sum(),
+    SoftmaxSquare(3.0): softmax_mean(3.0, 2), SoftmaxSquare(-150.0): softmax_mean(-150.0, 2),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("tile", "cached"), [(3, True), (4, False), (64, True)])

@@ -60,9 +60,8 @@ def test_the_last_two_are_kept_and_load_safely(tmp_path):
 DAMAGES = {
     "truncated": lambda content: content[:-1],
     "flipped": lambda content: content[:999] + bytes([content[999] ^ 1]) + content[1000:],
-    "empty": lambda content: b"",
-    "foreign": lambda content: b"hello" * 1000,
-}
+    "empty": lambda content: b"", "foreign": lambda content: b"hello" * 1000,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)

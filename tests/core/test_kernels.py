@@ -254,9 +254,8 @@ NO_STATISTICS = {"swav", "cllr", "regression", "vicreg", "barlow_twins", "siglip
 QUICK = {"triplet", *NO_STATISTICS}  # infonce is part of the sum
 CHECKED = [
     *(pytest.param(name, "cpu", marks=[] if name in QUICK else [pytest.mark.slow]) for name in all_subjects()),
-    (SUM, "cpu"),
-    *(pytest.param(name, "cuda", marks=ON_GPU) for name in (*all_subjects(), SUM)),
-]
+    (SUM, "cpu"), *(pytest.param(name, "cuda", marks=ON_GPU) for name in (*all_subjects(), SUM)),
+]  # fmt: skip
 
 
 @in_interpreter

@@ -148,11 +148,10 @@ def test_labels_views_and_indices_go_with_keys_queues_and_windows():
     assert (views.index.tolist(), views.candidate_view.tolist()) == ([0, 1, 0, 1], [0, 0, 1, 1])
 
 
-@pytest.mark.parametrize("kind", [torch.bool, torch.uint8, torch.int16, torch.float32])
-def test_classes_of_every_dtype(kind):
+def test_classes_may_be_booleans():
     a, b, labels = torch.randn(4, 3), torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
     for text in ("supcon", "tuple"):
-        wanted, found = (dipole.objective(text)(Pairs.both(a, b, each)).loss for each in (labels, labels.to(kind)))
+        wanted, found = (dipole.objective(text)(Pairs.both(a, b, each)).loss for each in (labels, labels.bool()))
         assert torch.equal(found, wanted)
 
 

@@ -109,10 +109,9 @@ def test_a_constant_schedule_trains_as_the_option_does_under_another_name(blobs,
 
 def test_one_run_has_one_spelling(blobs):
     spellings = [
-        TEMPERATURE,
-        'train.schedule={"infonce.temperature"="exponential(1.0,  1e-1, end=8, start=2.0)"}',
+        TEMPERATURE, 'train.schedule={"infonce.temperature"="exponential(1.0,  1e-1, end=8, start=2.0)"}',
         "train.schedule={infonce={temperature='exponential(1, 0.1, start=2, end=8)'}, learning_rate='constant'}",
-    ]
+    ]  # fmt: skip
     assert len({load_recipe(blobs, [each]).config.hash for each in spellings}) == 1
     as_table, as_value = (
         load_recipe(blobs, [f"train.schedule={each}"]) for each in ("{learning_rate='cosine'}", "cosine")

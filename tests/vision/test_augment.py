@@ -214,10 +214,8 @@ def test_tables_of_views_change_the_name_of_a_run_and_say_what_solo_learn_does()
 ALL = AugmentConfig(size=7, blur=0.7, blur_kernel=5, solarize=0.5, grey=0.3)
 RECIPES = {
     "different views": (ALL, AugmentConfig(size=7, jitter=0.0, grey=0.0), AugmentConfig(size=5, jitter=0.6)),
-    "one channel": (ALL,),
-    "two channels": (AugmentConfig(size=7, solarize=0.5),),
-    "own size": (AugmentConfig(),),
-}
+    "one channel": (ALL,), "two channels": (AugmentConfig(size=7, solarize=0.5),), "own size": (AugmentConfig(),),
+}  # fmt: skip
 SHAPES = {"one channel": (3, 1, 16, 11), "two channels": (3, 2, 9, 9), "own size": (2, 3, 8, 8)}
 
 

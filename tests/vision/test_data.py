@@ -21,6 +21,8 @@ from tests.systems import posix
 from tests.vision.made import image_table, opened
 from tests.vision.made import png as encoded
 
+FOUR = np.zeros((2, 4, 4, 3), np.uint8)
+
 
 def png(value=0, width=12, height=12):
     return encoded(np.full((height, width, 3), value, np.uint8))
@@ -121,9 +123,6 @@ def test_sources_without_images_and_unknown_splits_are_refused(folder, tmp_path)
 def npz(path, **arrays):
     np.savez(path, **arrays)
     return path
-
-
-FOUR = np.zeros((2, 4, 4, 3), np.uint8)
 
 
 def test_npz(tmp_path):

@@ -37,12 +37,10 @@ from tests.vision.made import CPU, ONE_STEP, colour_file, make_adapter
 from tests.without_dipole import WITHOUT_DIPOLE
 
 ENCODERS = {
-    "small-conv": {"name": "small-conv", "width": 4},
-    "alexnet at fc6": {"name": "alexnet", "tap": "fc6"},
-    "linear": {"name": "linear", "width": 4},
-    "resnet18, small stem": {"name": "resnet18"},
+    "small-conv": {"name": "small-conv", "width": 4}, "alexnet at fc6": {"name": "alexnet", "tap": "fc6"},
+    "linear": {"name": "linear", "width": 4}, "resnet18, small stem": {"name": "resnet18"},
     "resnet18": {"name": "resnet18", "stem": "imagenet"},
-}
+}  # fmt: skip
 PLAIN = {"resnet18"}
 
 

@@ -359,16 +359,12 @@ READING = {
     "simclr three views, some negatives": {"method": "simclr", "views": 3, "negatives": 9},
     "moco": {"method": "moco", "negatives": 40, "moco": {"intra_batch": True}},
     "moco symmetric": {"method": "moco", "negatives": 40, "views": 3, "moco": {"symmetric": True}},
-    "cmc": {"method": "cmc"},
-    "cmc with a bank": {"method": "cmc", "negatives": 20},
+    "cmc": {"method": "cmc"}, "cmc with a bank": {"method": "cmc", "negatives": 20},
     "swav": {"method": "swav", "swav": {"small_views": 2, "small_size": 8}},
-    "swav with a queue": {"method": "swav", "negatives": 30},
-    "blocks": {"method": "blocks"},
-    "simsiam": {"method": "simsiam"},
-    "byol": {"method": "byol", "views": 3},
-    "mocov3": {"method": "mocov3"},
+    "swav with a queue": {"method": "swav", "negatives": 30}, "blocks": {"method": "blocks"},
+    "simsiam": {"method": "simsiam"}, "byol": {"method": "byol", "views": 3}, "mocov3": {"method": "mocov3"},
     "nnclr": {"method": "nnclr", "nnclr": {"support": 30}},
-}
+}  # fmt: skip
 OTHERS = ["swav(prototypes=4)", "blocks", "tuple", "regression", "vicreg", "barlow_twins"]
 
 

@@ -218,12 +218,11 @@ def test_the_processor_gives_size_and_statistics_unless_they_are_set(models):
 
 
 FRAMEWORKS = {
-    "simclr": {"method": "simclr"},
-    "moco": {"method": "moco", "negatives": 9},
+    "simclr": {"method": "simclr"}, "moco": {"method": "moco", "negatives": 9},
     "cmc": {"method": "cmc", "cmc": {"width": 1.0}},
     "swav": {"method": "swav", "swav": {"small_views": 1, "small_size": 8}},
     "blocks": {"method": "blocks", "blocks": {"size": 1}},
-}
+}  # fmt: skip
 
 
 def table(folder, **settings):
@@ -405,16 +404,14 @@ def test_a_folder_counts_by_its_content(models, tmp_path):
 
 WRONG = [
     ("bert", {}, r"it is a bert model, which reads text; give one that reads images"),
-    ("nowhere", {}, r"there is no such folder"),
-    ("empty", {}, r"the folder has no config\.json"),
-    ("unknown", {}, r"no-such-model"),
-    ("damaged", {}, r"cannot be loaded"),
+    ("nowhere", {}, r"there is no such folder"), ("empty", {}, r"the folder has no config\.json"),
+    ("unknown", {}, r"no-such-model"), ("damaged", {}, r"cannot be loaded"),
     ("vit", {"freeze": 3}, r"vision\.encoder\.freeze: 3 layers cannot be frozen, ViTModel has 2\. Allowed: 1 to 2, or"),
     ("resnet", {"pooling": "cls"}, r"'cls' is not possible, ResNetModel has no class token\. Allowed: pooler, mean"),
     ("swin", {"pooling": "cls"}, r"Allowed: pooler, mean, max"),
     ("vit", {"size": 2}, r"cannot read images of 2 x 2 pixels .*vision\.augment\.size = 16"),
     ("nobody/no-such-model-here", {}, r"vision\.encoder\.name: 'nobody/no-such-model-here' cannot be loaded"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "settings", "message"), WRONG)

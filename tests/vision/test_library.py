@@ -349,12 +349,10 @@ def of_nnclr(module, x1, x2, tau=0.1):
 
 
 PAPERS = [
-    ("simsiam", "0.5*regression", of_simsiam, 1.0, {}),
-    ("simsiam", "0.5*regression", of_simsiam, 1.0, {"views": 3}),
-    ("byol", "2*regression", of_byol, 0.0, {}),
-    ("mocov3", "0.8*infonce(temperature=0.2)", of_mocov3, 0.0, {}),
+    ("simsiam", "0.5*regression", of_simsiam, 1.0, {}), ("simsiam", "0.5*regression", of_simsiam, 1.0, {"views": 3}),
+    ("byol", "2*regression", of_byol, 0.0, {}), ("mocov3", "0.8*infonce(temperature=0.2)", of_mocov3, 0.0, {}),
     ("nnclr", "infonce(temperature=0.1)", of_nnclr, 0.0, {"support": 9}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("method", "text", "paper", "constant", "table"), PAPERS)

@@ -19,8 +19,7 @@ from tests.vision.made import step as one_step
 
 IMAGES, SIDE = 12, 4
 FRAMEWORKS = {
-    "simclr": {"method": "simclr", "views": 3},
-    "simclr, 5 negatives": {"method": "simclr", "negatives": 5},
+    "simclr": {"method": "simclr", "views": 3}, "simclr, 5 negatives": {"method": "simclr", "negatives": 5},
     "simclr, pairs of views": {"method": "simclr", "views": 3, "simclr": {"negatives": "view_pairs"}},
     "simclr, queries": {"method": "simclr", "views": 3, "simclr": {"negatives": "queries"}},
     "simclr, in turn": {"method": "simclr", "views": 3, "simclr": {"negatives": "in-turn"}},
@@ -30,9 +29,7 @@ FRAMEWORKS = {
     "moco, intra-batch": {"method": "moco", "negatives": 9, "moco": {"intra_batch": True}},
     "moco, symmetric": {"method": "moco", "negatives": 9, "views": 3, "moco": {"symmetric": True}},
     "moco, both": {"method": "moco", "negatives": 9, "views": 3, "moco": {"symmetric": True, "intra_batch": True}},
-    "cmc": {"method": "cmc"},
-    "cmc, bank": {"method": "cmc", "negatives": 7},
-    "swav": {"method": "swav", "views": 3},
+    "cmc": {"method": "cmc"}, "cmc, bank": {"method": "cmc", "negatives": 7}, "swav": {"method": "swav", "views": 3},
     "swav, small": {"method": "swav", "swav": {"small_views": 2, "small_size": SIDE}},
     "swav, small and queue": {"method": "swav", "negatives": 10, "swav": {"small_views": 1, "small_size": SIDE}},
     "blocks": {"method": "blocks", "blocks": {"size": 1}},
@@ -40,7 +37,7 @@ FRAMEWORKS = {
     "byol": {"method": "byol", "views": 3, "byol": {"predictor_norm": "none"}},
     "mocov3": {"method": "mocov3", "mocov3": {"predictor_norm": "none"}},
     "nnclr": {"method": "nnclr", "views": 3, "nnclr": {"predictor_norm": "none", "support": 20}},
-}
+}  # fmt: skip
 OBJECTIVES = (
     "infonce + 0.1*dp", "cacr(intra_batch=true)", "cacr(k=2, intra_batch=true)", "blocks(k=3)", "align_uniform"
 )  # fmt: skip
@@ -55,12 +52,9 @@ CASES = [
 ]
 LIBRARY = {
     "SimCLR": {"objective": "infonce + 0.1*dp", "negatives": 5},
-    "MoCo": {"objective": "infonce + 0.1*dp", "queue": 9},
-    "SwAV": {"objective": "swav(prototypes=4)", "queue": 8},
-    "BYOL": {"steps": 9},
-    "SupCon": {},
-    "CLIP": {"objective": "siglip"},
-}
+    "MoCo": {"objective": "infonce + 0.1*dp", "queue": 9}, "SwAV": {"objective": "swav(prototypes=4)", "queue": 8},
+    "BYOL": {"steps": 9}, "SupCon": {}, "CLIP": {"objective": "siglip"},
+}  # fmt: skip
 """Frameworks built in Python, with their objective."""
 CASES += [(name, None) for name in LIBRARY]
 SHARES = {"unequal": [(8, 4)], "equal": [(6, 6)], "three ranks": [(4, 4, 4), (6, 2, 4)]}

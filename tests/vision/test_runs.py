@@ -139,12 +139,11 @@ def test_training_helps_on_real_images(tmp_path, shared_data):
 
 ONLINE = "vision.probe.online={learning_rate=1e-2}"
 METHODS = {
-    "simclr": [],
-    "swav": ["vision.method=swav", "vision.swav.small_views=1", "vision.swav.small_size=8"],
+    "simclr": [], "swav": ["vision.method=swav", "vision.swav.small_views=1", "vision.swav.small_size=8"],
     "blocks": ["vision.method=blocks", "vision.views=1", "train.batch_size=129", "objective=blocks"],
     "byol": ["vision.method=byol", "objective=regression"],
     "saving memory": ["train.microbatch=50", "train.activation_checkpointing=true"],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("settings", METHODS.values(), ids=METHODS)

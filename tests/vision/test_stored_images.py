@@ -193,12 +193,8 @@ def test_images_that_are_left_out_are_named_once(tmp_path):
 ])  # fmt: skip
 def test_labels_that_the_probes_miss_are_said_before_training(tmp_path, place, probes, message):
     image_folder(tmp_path / "x", place, count=24)
-    settings = [
-        *ONE_STEP,
-        f"vision.data.source={tmp_path / 'x'}",
-        f"vision.probe.probes={probes}",
-        "train.batch_size=4",
-    ]
+    data = [f"vision.data.source={tmp_path / 'x'}", f"vision.probe.probes={probes}"]
+    settings = [*ONE_STEP, *data, "train.batch_size=4"]
     if message is None:
         assert run_of("digits-simclr", tmp_path / "runs", *settings).status == "done"
         return
