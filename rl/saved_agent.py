@@ -124,11 +124,10 @@ class SavedAgent(OffPolicyAlgorithm):
         if env is not None:
             inputs = description.settings_of(path).get("inputs", "auto")
             env = shown_to(cls.__name__, cls._wrap_env(env), inputs)
-        attributes = cls._changed_attributes(path, changes)
-        if objective is not None and (given := given_composite(objective)) is not None:
-            attributes["_given"] = given
-        elif objective is not None:
-            presets.require_changeable(["objective"])
+        none = {"objective": objective} if objective == "none" else {}  # which is no change that an agent can have
+        attributes = cls._changed_attributes(path, {**changes, **none})
+        if objective is not None:
+            attributes["_given"] = given_composite(objective)
         with description.explained(path, objective):
             return super().load(path, env, device, custom_objects, print_system_info, force_reset, **attributes)
 

@@ -23,7 +23,7 @@ from dipole.text.config import TextSettings
 from dipole.text.corpus import corpus_files, pydoc_documents
 from dipole.text.splitting import READER
 
-VERSION = 5  # of the folders' format
+VERSION = 6  # of the folders' format
 LARGE = 32 << 20  # bytes of a corpus that is cached even if no folder is named
 FEW = 100_000  # sentences of a Hub data set that stay in memory
 INDEX = "index.json"

@@ -215,6 +215,7 @@ def test_weights_that_are_ignored_are_found():
     for says, rounds, *found in (*rows, ("own", False, "-", "a term "), (None, False, "ok", "refused")):
         (row,) = check_objective(Unweighted, options={"says": says, "rounds": rounds}, only=["weights"]).rows
         assert [row.outcome, row.detail[:7]] == found
+    assert failures("cacr(intra_batch=true)", only=["weights"]) == set()  # the other queries are candidates
 
 
 @pytest.mark.parametrize(
