@@ -119,6 +119,9 @@ def build(
     keywords |= {"stats_window_size": told["stats_window_size"], "device": device, **settings, **given}
     if env is not None:
         agent = cls("CnnPolicy", env, **keywords)
+        if _described(agent.observation_space) != (seen := told["observation_space"]):
+            shown = agent.observation_space
+            raise ConfigError(f"the agent has learned from {_space(seen)}, and this environment shows {shown}.")
     else:
         agent = cls("CnnPolicy", None, _init_setup_model=False, **keywords)
         make_networks(agent, told)

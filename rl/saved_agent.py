@@ -137,8 +137,7 @@ class SavedAgent(OffPolicyAlgorithm):
         other = ("augmentation", "storage", *cls.passed_on)
         rest = without_sb3_names({name: value for name, value in changes.items() if name not in other})
         presets.require_changeable(rest)
-        default = {"algorithm": cls.algorithm, "preset": presets.DEFAULT[cls.algorithm]}
-        saved = description.settings_of(path) or default
+        saved = description.settings_of(path) or {"algorithm": cls.algorithm, "preset": presets.DEFAULT[cls.algorithm]}
         if saved["algorithm"] != cls.algorithm:
             raise ConfigError(f"{path} is an agent of {saved['algorithm']!r}, and {cls.__name__} is {cls.algorithm!r}.")
         chosen = presets.resolve(saved["preset"], {**saved, **rest}, other)

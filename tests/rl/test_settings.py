@@ -148,6 +148,7 @@ def test_settings_given_to_load_are_used_under_both_names(saved):
     assert ContrastiveDrQ.load(saved["drq"][0], device="cpu", policy_delay=4).settings.actor_every == 4
     refused(ConfigError, "an agent of 'sac', and ContrastiveDrQ is 'drq'", ContrastiveDrQ.load, saved["sac"][0])
     refused(ConfigError, "action_noise must be", ContrastiveSAC.load, saved["sac"][0], action_noise=0.1)
+    refused(ConfigError, r"environment shows Box.*30", open_agent, saved["sac"][0], env=DotEnv(size=30), device="cpu")
     agent = ContrastiveSAC.load(saved["sac"][0], env=DotEnv(), device="cpu", storage="disk", seed=5)
     assert (agent.replay_buffer.storage, agent.seed) == ("disk", 5)
 

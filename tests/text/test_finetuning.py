@@ -126,6 +126,7 @@ def assert_every_format_gives(tmp_path, run, texts, wanted, formats=FORMATS):
         assert main(["export", str(run), "--to", to, "--out", str(tmp_path / to)]) == 0
         found = open_folder(tmp_path / to, CPU, None).vectors(texts).numpy()
         assert found == pytest.approx(wanted, abs=1e-5), to
+        assert not [f for f in (tmp_path / to).rglob("*.*") if str(tmp_path).encode() in f.read_bytes()]
 
 
 @pytest.mark.parametrize("head", [pytest.param("mlp", marks=pytest.mark.slow), "mlp_only_train"])

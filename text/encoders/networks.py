@@ -276,7 +276,7 @@ def architecture(module: nn.Module) -> dict[str, Any]:
             return {"kind": "pooled", "part": architecture(module.part), "pooling": module.pooling, "layers": layers}
         case Transformer():
             pooler = getattr(module.model, "pooler", None) is not None
-            config = module.model.config.to_dict()
+            config = module.model.config.to_dict() | {"_name_or_path": ""}  # no path of this machine
             found = {"kind": "transformer", "config": config, "pooling": module.pooling, "pooler": pooler}
             if (name := type(module.model).__name__).endswith("EncoderModel"):  # of T5 and its kind
                 found["model"] = name

@@ -75,10 +75,7 @@ class FolderSettings:
 
 
 def folder_settings(source: str | None) -> FolderSettings | None:
-    """Read the settings of a sentence-transformers folder. None for a source of another library.
-
-    Raise ConfigError if a module is unknown.
-    """
+    """Read the settings of a sentence-transformers folder. None: of another library. Raise as `_modules` does."""
     if source is None or not _modules(source):
         return None
     own = _json(source, "config_sentence_transformers.json")
