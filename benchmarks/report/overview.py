@@ -245,7 +245,7 @@ def in_a_sentence(suites: Sequence[SuiteResults], claims: Claims) -> str:
             f"contradict {verdicts[DIFFERS]}. {verdicts[UNDECIDED]} {are(verdicts[UNDECIDED])} undecided"
         )
     if without_room := sum(verdicts[each] for each in OBSTACLES):
-        said += f". For {without_room} our numbers leave no room"
+        said += f". {without_room} cannot be tested: our baseline is too high for the printed effect, or has not learnt"
     if unfit:
         said += f". {counted(unfit, 'further suite')} {are(unfit)} {NOT_DECIDABLE} and not counted"
     return f"{said}."

@@ -209,8 +209,7 @@ CLIPPED = """
 CUT = """
   const cut = [...document.querySelectorAll('.scroll, td')].filter(box => box.scrollWidth > box.clientWidth + 1
     && (arguments[0] || getComputedStyle(box).overflowX !== 'auto')).map(box => box.ariaLabel ?? box.textContent);
-  if (document.documentElement.scrollWidth > innerWidth) cut.push('page');
-  return cut;
+  return document.documentElement.scrollWidth > innerWidth ? [...cut, 'page'] : cut;
 """
 
 
