@@ -60,7 +60,7 @@ def read_metadata(tables: Sequence[Path], images: Sequence[Path], options: Decod
     name, wanted = str(tables[0]), options.label_column
     candidates = label_columns(name, columns, wanted)
     labels, names, column = labels_of(name, candidates, lambda column: [row.get(column) for row in told], wanted)
-    if labels is None:
+    if labels is None or column is None:
         return None
     if unlike := [f"{where}: {file.name!r}" for where, row, file in again if row.get(column) != rows[file].get(column)]:
         raise DataError(f"rows with another label than an earlier row: {first_names(unlike)}. Keep one of each image.")
