@@ -99,7 +99,9 @@ def is_listed(index: Tensor, lists: Tensor) -> Tensor:
 def joined(first: Tensor, *others: Tensor | None) -> Tensor:
     """Return the rows of all tensors. Without others this is the first tensor itself."""
     present = [each for each in others if each is not None and len(each)]
-    return torch.cat([first, *present]) if present else first
+    if not present:
+        return first
+    return torch.cat([first, *present])
 
 
 def same_label(labels: Tensor, others: Tensor) -> Tensor:
