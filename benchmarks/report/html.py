@@ -11,6 +11,7 @@ from typing import Any
 
 from dipole.benchmarks.report import drawing
 from dipole.benchmarks.report.contents import Picture, Report, Section, drawn_at_once
+from dipole.benchmarks.report.tables import DETECTABLE
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.extras import install_line
 from dipole.core.utils.text import printable
@@ -80,6 +81,7 @@ def _page(report: Report, sections: Sequence[Section], link: Callable[[str], str
         at_once=drawn_at_once,
         notes=lambda pictures: list(dict.fromkeys(picture.note for picture in pictures if picture.note)),
         is_number=lambda value: isinstance(value, int | float),
+        last=DETECTABLE,
     )
 
 
