@@ -1,4 +1,4 @@
-"""Engines: workers that are killed, nodes that are lost, jobs of Ray and SLURM; the lock of a job."""
+"""Engines: workers that are killed, nodes that are lost, jobs of Ray and SLURM, and the lock of a job."""
 
 import json
 import os
@@ -82,7 +82,7 @@ def test_a_killed_worker_is_replaced_and_its_run_goes_on_from_its_checkpoint(tmp
     assert len(killer.killed) == 1
     assert {label: result.status for label, result in results.items()} == dict.fromkeys(results, "done")
     assert read_records(tmp_path).done.keys() == {each.hash for each in [victim, *others]}
-    # Each step was trained and logged once: the second process began where the first one's checkpoint ends.
+    # Each step was trained and logged once, because the second process began at the checkpoint of the first.
     lines = map(json.loads, (tmp_path / victim.hash / "metrics.jsonl").read_text().splitlines())
     assert [line["step"] for line in lines if "train/loss" in line] == list(range(1, 61))
     assert [starts(each, tmp_path) for each in [victim, *others]] == [2, 1, 1]
@@ -192,7 +192,7 @@ def test_a_lock_excludes_others_until_given_back(tmp_path):
     for text in ("", "{", "[]", '{"host": 3}'):  # never written whole
         path.write_text(text)
         assert not is_held(path)
-    # What a runner left that was killed while it locked goes with the next lock of its job.
+    # A runner that is killed while it locks leaves a file, which the next lock of its job removes.
     left, another = tmp_path / ".job.857c482e.tmp.json", tmp_path / ".other.857c482e.tmp.json"
     left.write_text("{")
     another.write_text("{")

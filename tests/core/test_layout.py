@@ -87,7 +87,7 @@ def layers():
 
 
 def room_of(name):
-    """The level, from the top, and the room that a dotted name lies in; None for what is in none."""
+    """The level, from the top, and the room that a dotted name lies in, or None."""
     rooms = [(level, room) for level, layer in enumerate(layers()) for room in layer]
     return next(((level, room) for level, room in rooms if f"{name}.".startswith(f"{room}.")), None)
 
@@ -107,7 +107,7 @@ def test_names_in_text_point_down_too(folder):
 
 @pytest.mark.parametrize("folder", ["vision", "text", "rl", "core"])
 def test_nobody_asks_for_a_framework_or_an_objective_by_name(folder):
-    """What is special about one, it says itself; another of its kind can then say the same."""
+    """Each says itself what is special about it, so that another of its kind can say the same."""
     for path in FILES[folder]:
         for node in nodes(path):
             if isinstance(node, ast.Compare) and isinstance(node.left, ast.Attribute):

@@ -204,7 +204,7 @@ def random_return():
 def test_the_dot_task_is_learnt(objective, random_return, tmp_path):
     # Both evaluations play the same episodes.
     settings = [f"train.steps={STEPS}", f"train.evaluate_every={STEPS // 2}", "train.curves_on=test", "device=cpu"]
-    # Seed 0 ends at the margin, with and without dp; seeds 1 to 3 are 17 to 25 above random.
+    # Seed 0 ends at the margin, with and without dp. Seeds 1 to 3 are 17 to 25 above random.
     config = load_recipe("dot", [f"objective={objective}", "seed=1", *settings]).config
     # Half of the steps are uniform actions: the first evaluation is that of an untrained agent.
     record = train(config, tmp_path, quiet=True)
@@ -230,7 +230,7 @@ def test_drq_learns_the_dot_task(random_return, tmp_path):
 @pytest.mark.usefixtures("opengl")
 @pytest.mark.parametrize("job", range(9))
 def test_cartpole_balance_improves(job, tmp_path):
-    """Training return of the last thousand agent steps against the first; DIPOLE_RUNS keeps the runs."""
+    """Training return of the last thousand agent steps against the first. DIPOLE_RUNS keeps the runs."""
     study = Path(benchmarks.__file__).parent / "studies" / "cartpole-balance.toml"
     runs, config = Path(os.environ.get("DIPOLE_RUNS", tmp_path)), read_suite(study).at("small").jobs()[job].config
     assert train(config, runs, quiet=True).status == "done"

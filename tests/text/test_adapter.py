@@ -33,7 +33,7 @@ WORDS = [f"word{i}" for i in range(30)]
 
 @pytest.fixture
 def corpus(tmp_path):
-    """Ten documents of 30 sentences; document d speaks of its own few words."""
+    """Ten documents of 30 sentences. Document d has a few words of its own."""
     draw = np.random.default_rng(0)
     rows = []
     for d in range(10):
@@ -246,7 +246,7 @@ def test_settings_that_contradict_each_other(settings, message):
 
 
 def test_the_recipe_of_quick_thoughts_follows_the_authors(corpus, tmp_path):
-    """Two GRUs of 2 x 600, 400 consecutive sentences in the order of the text; only the corpus is exchanged here."""
+    """Two GRUs of 2 x 600, 400 consecutive sentences in the order of the text. Only the corpus is exchanged here."""
     path = Path(dipole.__file__).parents[1] / "benchmarks/recipes/quick-thoughts.toml"
     recipe = tomllib.loads(path.read_text())
     assert recipe["objective"] == "quickthoughts"
@@ -297,7 +297,7 @@ def test_classifiers_and_losses_of_arora_measure_held_out_sentences(corpus, tmp_
 
 @pytest.fixture
 def labelled(tmp_path):
-    """Sixty documents of two classes with words of their own and common ones; the last fifteen are for testing."""
+    """Sixty documents of two classes with words of their own and common ones. The last fifteen are for testing."""
     draw = np.random.default_rng(1)
     rows = []
     for number in range(60):

@@ -15,7 +15,7 @@ class PairKind:
     """A kind of pairs: by default the views of an image are positives."""
 
     suggests_frameworks: bool = True
-    """Whether another framework could carry an objective on the same pairs."""
+    """True if a message may name frameworks that carry an objective on the same pairs."""
 
     def problems(self, config: VisionSettings) -> list[str]:
         """Describe settings that do not fit this kind."""
@@ -39,7 +39,7 @@ class PairKind:
         return [problem for source in sources if (problem := missing(source))]
 
     def labels(self, images: ImageSet) -> Tensor | None:
-        """Return the labels (n,) for training; None if they are incomplete."""
+        """Return the labels (n,) for training, or None if they are incomplete."""
         # Unlabelled images would look like one more class.
         return images.labels if images.all_labelled else None
 
