@@ -33,7 +33,6 @@ from dipole.core.objectives.statistics import (
 )
 from dipole.core.objectives.tiles import MatrixPass, tiled
 from dipole.core.utils.errors import EngineError
-from dipole.core.utils.uncompiled import uncompiled
 
 VARIABLE = "DIPOLE_ENGINE"
 INTERPRET = "TRITON_INTERPRET"
@@ -196,7 +195,6 @@ def _between_views(
     return {each: torch.cat([part[each] for part in parts]) for each in wanted}
 
 
-@uncompiled
 def row_statistics(
     x: Tensor,
     y: Tensor,

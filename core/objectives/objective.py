@@ -27,6 +27,7 @@ from dipole.core.utils.distributed import world_size
 from dipole.core.utils.errors import OptionError, PairsError, SpecError
 from dipole.core.utils.memory import check_fits
 from dipole.core.utils.text import counted
+from dipole.core.utils.uncompiled import uncompiled
 
 __all__ = ["SHARPNESS", "Composite", "Objective", "Outcome", "Rows", "TermValue", "entry_of", "objective"]
 
@@ -383,6 +384,7 @@ class Composite(nn.Module):
             term.build(features if features is not None and term.on_features else dim)
         return self
 
+    @uncompiled  # the compiler would break it into ten graphs, which are no faster
     def forward(self, pairs: Input | GlobalPairs | Tensor, *views: Tensor) -> Outcome:
         """Evaluate the objective on the embeddings of a batch.
 
@@ -402,10 +404,8 @@ class Composite(nn.Module):
         if isinstance(pairs, Tensor):
             pairs = Pairs.from_views((pairs, *views))
         elif views:
-            raise PairsError(
-                f"views are tensors (B, d), as in objective(z1, z2), and Pairs are given alone. Got "
-                f"{type(pairs).__name__} and {counted(len(views), 'view')}."
-            )
+            got = f"{type(pairs).__name__} and {counted(len(views), 'view')}"
+            raise PairsError(f"views are tensors (B, d), as in objective(z1, z2), and Pairs stand alone. Got {got}.")
         terms = {name: (weight, term) for name, weight, term in self}
         if isinstance(pairs, Pairs) and world_size() == 1:
             return evaluate_terms(terms, GlobalPairs((pairs,)))  # nothing to gather
