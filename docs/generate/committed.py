@@ -18,7 +18,7 @@ from dipole.benchmarks.report.tables import results_table
 from dipole.benchmarks.report.write import make_report
 from dipole.benchmarks.results_file import SHIPPED
 from dipole.benchmarks.statistics import LEVEL
-from dipole.benchmarks.suite_results import CellResult, SuiteResults, gather
+from dipole.benchmarks.suite_results import CellResult, Gathered, SuiteResults, gather
 from dipole.core.utils.text import counted
 
 PAGE, FOLDER = "report.html", "report"
@@ -72,9 +72,15 @@ def report() -> Report:
 
 
 @cache
+def gathered() -> Gathered:
+    """Return all committed runs."""
+    return gather([SHIPPED])
+
+
+@cache
 def suites() -> list[SuiteResults]:
     """Return all suites sorted by name."""
-    return gather([SHIPPED]).suites
+    return gathered().suites
 
 
 def report_files() -> dict[str, bytes]:

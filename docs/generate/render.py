@@ -42,7 +42,7 @@ import install
 
 from dipole.benchmarks.claims.explain import why
 from dipole.benchmarks.claims.judge import JudgedClaim
-from dipole.benchmarks.report import findings
+from dipole.benchmarks.report import charts, findings
 from dipole.benchmarks.report.ranking import ranks
 from dipole.benchmarks.report.tables import results_table
 from dipole.benchmarks.statistics import PairedTest, difference, number
@@ -224,8 +224,9 @@ def pages() -> dict[str, str]:
 def picture(name: str) -> bytes:
     """Return a picture of committed results as SVG."""
     suite, ending = PICTURES[name]
-    section = next(each for each in committed.report().sections if each.id == f"{suite}-small")
-    drawn = [each.chart for of_kind in section.pictures.values() for each in of_kind]
+    results = next(each for each in committed.suites() if each.manifest.name == f"{suite}-small")
+    of_suite = charts.pictures(results, committed.gathered().beside)
+    drawn = [each.chart for of_kind in of_suite.values() for each in of_kind]
     return committed.svg(next(chart for chart in drawn if chart.title.endswith(ending)))
 
 

@@ -6,7 +6,8 @@ import argparse
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from importlib.resources import files
 from keyword import iskeyword
@@ -128,10 +129,10 @@ def check_domain(name: str, package: str) -> None:
         )
 
 
-def _others() -> Iterator[tuple[str, str]]:
+@cache
+def _others() -> Sequence[tuple[str, str]]:
     """What is installed, and what dipole and a new package ask for: name to import, as far as known, distribution."""
-    for imported, distributions in packages_distributions().items():
-        yield from ((imported, each) for each in distributions)
+    found = [(imported, each) for imported, names in packages_distributions().items() for each in names]
     try:
         lines = requires("dipole") or []
     except PackageNotFoundError:  # a folder on the path
@@ -141,9 +142,8 @@ def _others() -> Iterator[tuple[str, str]]:
     lines += project["build-system"]["requires"]
     for more in project["project"]["optional-dependencies"].values():
         lines += more
-    for line in lines:
-        asked = Requirement(line).name
-        yield asked.replace("-", "_"), asked
+    asked = [Requirement(line).name for line in lines]
+    return [*found, *((name.replace("-", "_"), name) for name in asked)]
 
 
 def filled(text: str, name: str, package: str) -> str:
