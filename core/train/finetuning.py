@@ -69,7 +69,7 @@ def add_lora(
     chosen = _targets(model) if targets is None else _named(model, targets, setting)
     if not chosen:
         raise ConfigError(f"{setting}: {type(model).__name__} has no linear map or convolution to adapt.")
-    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=chosen)  # type: ignore[arg-type]
+    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=chosen)
     try:
         inject_adapter_in_model(config, model)
     except ValueError as error:
