@@ -122,9 +122,9 @@ class Augment:
         if mean is not None or std is not None:
             try:
                 self._mean_std = tuple(map(float, mean)), tuple(map(float, std))  # type: ignore[arg-type]
-            except TypeError:
+            except (TypeError, ValueError):
                 self._mean_std = (), (0.0,)
-            if not all(each > 0 for each in self._mean_std[1]):
+            if len(self._mean_std[0]) != len(self._mean_std[1]) or not all(each > 0 for each in self._mean_std[1]):
                 raise OptionError(
                     "Augment takes mean and std together, one number for each channel, with std > 0, such as "
                     f"mean=(0.5,), std=(0.5,), got mean={mean} and std={std}."
@@ -151,7 +151,10 @@ class Augment:
         return [self._normalized(view) for view in views]
 
     def _of_picture(self, image: Image.Image, augment: Augmentation, generator: torch.Generator | None) -> Tensor:
-        picture = eight_bits(image)
+        try:
+            picture = eight_bits(image)
+        except ValueError as error:
+            raise OptionError(f"Augment cannot read this image of mode {image.mode!r}: {error}.") from None
         if picture.mode != "L":
             picture = picture.convert("RGB")
         picture = upright(picture, image)
@@ -201,7 +204,8 @@ def _changed(settings: Settings, changes: Settings) -> AugmentConfig:
     try:
         return AugmentConfig(**{**settings, **changes})
     except ValidationError as error:
-        raise OptionError(f"Augment: {'; '.join(describe(error, AugmentConfig))}") from error
+        text = "; ".join(describe(error, AugmentConfig)).replace("the recipe: ", "")
+        raise OptionError(f"Augment: {text}") from error
 
 
 def _check(images: Any) -> None:
@@ -213,7 +217,8 @@ def _check(images: Any) -> None:
         raise OptionError(f"{takes}{type(images).__name__}.{fix}")
     last = images.ndim - 1
     if images.ndim not in (3, 4) or not images.numel():
-        raise OptionError(f"{takes}a tensor {tuple(images.shape)}. Images without channels need images[:, None].")
+        shown = f"a tensor {tuple(images.shape)}"
+        raise OptionError(f"{takes}{shown}. An image (H, W) needs image[None], and images (n, H, W) images[:, None].")
     if images.shape[-1] in (1, 3) and images.shape[-3] > 4:  # as NumPy, OpenCV and imageio have them
         order = ", ".join(map(str, (*range(last - 2), last, last - 2, last - 1)))
         raise OptionError(f"{takes}(..., H, W, C): {tuple(images.shape)}. Use images.permute({order}).")
@@ -222,7 +227,7 @@ def _check(images: Any) -> None:
             f"Augment takes images as uint8 or float in [0, 1], got {images.dtype}. Divide them by their largest "
             "possible value: images / 255."
         )
-    if images.is_cpu and images.is_floating_point() and images.numel():
+    if images.is_cpu and images.is_floating_point():
         low, high = map(float, images.detach().aminmax())
         if high > 1.001 or low < -0.001:
             raise OptionError(

@@ -111,14 +111,14 @@ class LARS(Optimizer):
         weight_decay: float = 0.0,
         trust: float = 1e-3,
     ) -> None:
-        for name, value, fits in (
-            ("lr", lr, lr >= 0),
-            ("momentum", momentum, 0 <= momentum < 1),
-            ("weight_decay", weight_decay, weight_decay >= 0),
-            ("trust", trust, trust > 0),
+        for name, value, allowed, fits in (
+            ("lr", lr, ">= 0", lr >= 0),
+            ("momentum", momentum, "in [0, 1)", 0 <= momentum < 1),
+            ("weight_decay", weight_decay, ">= 0", weight_decay >= 0),
+            ("trust", trust, "> 0", trust > 0),
         ):
             if not fits:
-                raise OptionError(f"LARS: {name} is out of its range, got {value}.", name)
+                raise OptionError(f"LARS: {name} must be {allowed}, got {value}.", name)
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
 
     @torch.no_grad()

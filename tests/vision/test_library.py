@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
 from transformers import BertConfig, BertModel, ResNetConfig, ResNetModel, ViTConfig, ViTModel
 
 import dipole
@@ -81,6 +82,7 @@ def test_a_plain_backbone_trains_and_continues_from_its_state(name):
     later = [arguments(name, seed) for seed in (3, 4)]
     assert [step(model, given) for given in later] == [step(other, given) for given in later]
     assert len(set(first)) == 3
+    assert all(isinstance(each, float | Tensor) for each in model.metrics().values())
     assert int(state["step"]) == 3
     names = {"MoCo": ["queue.rows", "key.encoder.0.weight"], "BYOL": ["target.encoder.0.weight"]}
     assert set(names.get(name, ["queue.rows"] * (name == "NNCLR"))) <= set(state)
@@ -214,6 +216,7 @@ def test_the_target_of_byol_follows(schedule):
 
 FLAT = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
 LAZY = nn.Sequential(nn.LazyConv2d(4, 3), nn.AdaptiveAvgPool2d(1))
+WHOLE = type("Whole", (nn.Module,), {"forward": lambda self, images: images.flatten(1).long()})()
 
 
 @pytest.mark.parametrize(("make", "call", "message"), [
@@ -225,12 +228,17 @@ LAZY = nn.Sequential(nn.LazyConv2d(4, 3), nn.AdaptiveAvgPool2d(1))
     (lambda: build("MoCo"), lambda m: m([views()[0], views(images=5)[0]]), r"views\[1\] has 5 images"),
     (lambda: build("BYOL"), lambda m: m([v.mul(255).byte() for v in views()]), "floating point .* got torch.uint8"),
     (lambda: build("MoCo"), lambda m: m([["a"], ["b"]]), "got list"),
+    (lambda: build("MoCo"), lambda m: m(None), r"views\[0\] must be a batch of images, .* got NoneType"),
+    (lambda: vision.BYOL(conv()), lambda m: m(views(images=1)), r"cannot train on one image: .*drop_last=True"),
     (lambda: build("SupCon"), lambda m: m(views()), r"model\(views, labels\)"),
     (lambda: build("SupCon"), lambda m: m(views(), "ababab"), "labels must be 6 whole numbers, .* got 'ababab'"),
-    (lambda: build("SupCon"), lambda m: m(views(), [0, 1]), r"labels must be of shape \(6,\), .* got \(2,\)"),
+    (lambda: build("SupCon"), lambda m: m(views(), [0, 1]), r"labels must be 6 .* got torch.int64 of shape \(2,\)"),
+    (lambda: build("CMC", images=9, bank=2), lambda m: m(views(1), index=torch.rand(6)), "index .* got torch.float32"),
     (lambda: build("CMC", images=30, bank=4), lambda m: m(views(1)), r"model\(views, index=rows\)"),
     (lambda: build("CMC", images=3, bank=4), None, "bank of 3 images has no 4 negatives"),
-    (lambda: vision.CMC(nn.Flatten(), "infonce"), None, "no first convolution of three channels"),
+    (lambda: vision.CMC(nn.Flatten(), "infonce"), None, "no plain first convolution of three channels"),
+    (lambda: vision.CMC(spectral_norm(nn.Conv2d(3, 4, 3)), "infonce"), None, "no plain first convolution"),
+    (lambda: vision.CMC(None, "infonce"), None, "an encoder is a torch.nn.Module, .* got NoneType"),
     (lambda: vision.CLIP(conv(), nn.Linear(3, 4), "infonce"), None, "text_head="),
     (lambda: build("SimCLR", negatives=11), lambda m: m(views()), "an anchor has 10 negatives, fewer than"),
     (lambda: build("SimCLR", negatives=0), None, "negatives must be a whole number >= 1, got 0"),
@@ -248,7 +256,8 @@ LAZY = nn.Sequential(nn.LazyConv2d(4, 3), nn.AdaptiveAvgPool2d(1))
     (lambda: vision.BYOL(conv(), predictor=3), None, "predictor must be a torch.nn.Module or None, got 3"),
     (lambda: vision.SimCLR("infonce", conv()), None, "objective must be a text .* got Sequential"),
     (lambda: vision.CLIP(conv(), nn.LazyLinear(4), "infonce"), None, "LazyLinear has lazy layers"),
-    (lambda: vision.BYOL(nn.LSTM(4, 4)), None, "no size of images was tried"),
+    (lambda: vision.BYOL(nn.LSTM(4, 4)), None, "LSTM is unknown. ValueError for .*Expected.* Wrap it in a module"),
+    (lambda: vision.BYOL(WHOLE), None, "returned torch.int64 .*, and not floats"),
     (lambda: vision.projection_head("simcrl", 8), None, "Did you mean 'simclr'"),
     (lambda: vision.prediction_head("simclr", 8), None, "Allowed: byol, simsiam, mocov3, nnclr"),
     (lambda: vision.projection_head("byol", 8, hidden=0), None, "hidden must be a whole number >= 1, got 0"),
@@ -256,8 +265,8 @@ LAZY = nn.Sequential(nn.LazyConv2d(4, 3), nn.AdaptiveAvgPool2d(1))
     (lambda: vision.Queue(3, 4), lambda q: q.push(torch.zeros(2, 3)), r"shape \(n, 4\), got \(2, 3\)"),
     (lambda: vision.cosine_schedule(0, 0, 1, 0), None, "total must be > 0, got 0"),
     (lambda: vision.momentum_update(conv(), nn.Linear(2, 2), 0.9), None, "same parameters"),
-    (lambda: vision.SimCLR("resnet18", "infonce"), None, "a backbone is a torch.nn.Module, .* got str"),
-    (lambda: vision.LARS(conv().parameters(), lr=0.1, momentum=1), None, "LARS: momentum is out of its range"),
+    (lambda: vision.SimCLR("resnet18", "infonce"), None, "an encoder is a torch.nn.Module, .* got str"),
+    (lambda: vision.LARS(conv().parameters(), lr=0.1, momentum=1), None, r"LARS: momentum must be in \[0, 1\), got 1"),
 ])  # fmt: skip
 def test_mistakes_have_one_clear_message(make, call, message):
     with pytest.raises(dipole.DipoleError, match=message):  # noqa: PT012

@@ -6,7 +6,7 @@ runs in it. A framework built in Python holds its objective. In a run the traine
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -290,7 +290,7 @@ class Framework(nn.Module):
         # Similarities are computed in full precision.
         with torch.autocast(first.device.type, enabled=False):
             outcome = self.objective(embedded)
-        self._terms = dict(outcome.terms)
+        self._terms = {name: term.value for name, term in outcome.terms.items()}
         loss: Tensor = outcome.loss
         return loss
 
@@ -299,7 +299,7 @@ class Framework(nn.Module):
         return (1, 1) if self.single else (2, None)
 
     def _checked(self, views: Sequence[Tensor]) -> list[Tensor]:
-        found = [views] if isinstance(views, Tensor) else list(views)
+        found = list(views) if isinstance(views, Iterable) and not isinstance(views, Tensor) else [views]
         name = type(self).__name__
         for number, view in enumerate(found):
             if not isinstance(view, Tensor) or view.ndim < 2 or not view.is_floating_point():
@@ -465,10 +465,11 @@ def _moved(name: str, values: Tensor | None, like: Tensor) -> Tensor | None:
         return None
     try:
         found = torch.as_tensor(values)
+        shown = f"{found.dtype} of shape {tuple(found.shape)}"
     except (TypeError, ValueError, RuntimeError):
-        raise PairsError(f"{name} must be {len(like)} whole numbers, one for each image, got {values!r:.80}.") from None
-    if len(found.shape) != 1 or len(found) != len(like):
-        raise PairsError(f"{name} must be of shape ({len(like)},), one for each image, got {tuple(found.shape)}.")
+        found, shown = torch.zeros(()), f"{values!r:.80}"
+    if found.shape != (len(like),) or found.is_floating_point():
+        raise PairsError(f"{name} must be {len(like)} whole numbers, one for each image, got {shown}.")
     return found.to(like.device)
 
 

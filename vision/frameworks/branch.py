@@ -48,9 +48,6 @@ class Branch(nn.Module):
         self, backbone: nn.Module, projector: nn.Module | None = None, tap: str | None = None, dim: int | None = None
     ) -> None:
         super().__init__()
-        if not isinstance(backbone, nn.Module):
-            got = type(backbone).__name__
-            raise ConfigError(f"a backbone is a torch.nn.Module, such as torchvision.models.resnet18(), got {got}.")
         check_built(backbone)
         check_module("head", projector)
         self.encoder = backbone
@@ -121,7 +118,10 @@ def check_module(name: str, given: Any) -> None:
 
 
 def check_built(module: nn.Module) -> None:
-    """Raise ConfigError if a module has lazy layers that have not seen an input."""
+    """Raise ConfigError if an encoder is no module, or has lazy layers that have not seen an input."""
+    if not isinstance(module, nn.Module):
+        got = type(module).__name__
+        raise ConfigError(f"an encoder is a torch.nn.Module, such as torchvision.models.resnet18(), got {got}.")
     if any(nn.parameter.is_lazy(each) for each in chain(module.parameters(), module.buffers())):
         raise ConfigError(
             f"{type(module).__name__} has lazy layers, whose size is unknown before their first input. Call it once on "
@@ -139,10 +139,10 @@ def rows_of(output: Any, module: nn.Module) -> Tensor:
     """Return a module's output as rows (n, width): a tensor (n, ...), or the pooled one of a model of transformers."""
     if isinstance(output, Mapping):
         output = next((output[name] for name in POOLED if output.get(name) is not None), output)
-    if not isinstance(output, Tensor) or output.ndim < 2:
-        shown = f"a tensor {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+    if not isinstance(output, Tensor) or output.ndim < 2 or not output.is_floating_point():
+        shown = f"{output.dtype} {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
         raise ConfigError(
-            f"the backbone {type(module).__name__} returned {shown}, and not a tensor with a row for each image. Wrap "
+            f"the backbone {type(module).__name__} returned {shown}, and not floats with a row for each image. Wrap "
             "it in a module whose forward returns its features, (n, width), such as self.net(images)[0] of a tuple."
         )
     return output.flatten(1)
@@ -152,33 +152,38 @@ def feature_width(backbone: nn.Module) -> int:
     """Return the width of the rows that a module makes of images, measured with images of zeros."""
     if isinstance(backbone, Encoder):
         return backbone.taps[backbone.last]
-    found = {tuple(images.shape[1:]): width for images, width in measured(backbone, _trials(backbone), most=2)}
+    fix = "give a head for features of your images' size, such as head=dipole.vision.projection_head('simclr', WIDTH)."
+    sizes = measured(backbone, _trials(backbone), f"Wrap it in a module that reads images alone, or {fix}", most=2)
+    found = {tuple(images.shape[1:]): width for images, width in sizes}
     if len(set(found.values())) == 1:
         return next(iter(found.values()))
-    why = "no size of images was tried that it reads"
-    if found:
-        shown = " and ".join(f"{width} for {'x'.join(map(str, shape))}" for shape, width in found.items())
-        why = f"it depends on the shape of the images, {shown}"
+    shown = " and ".join(f"{width} for {'x'.join(map(str, shape))}" for shape, width in found.items())
     raise ConfigError(
-        f"the width of the features of {type(backbone).__name__} is unknown: {why}. If it returns a map, pool it: "
-        "torch.nn.Sequential(backbone, torch.nn.AdaptiveAvgPool2d(1)). Or give a head for features of your images' "
-        "size, such as head=dipole.vision.projection_head('simclr', WIDTH)."
+        f"the width of the features of {type(backbone).__name__} depends on the shape of the images, {shown}. If it "
+        f"returns a map, pool it: torch.nn.Sequential(backbone, torch.nn.AdaptiveAvgPool2d(1)). Or {fix}"
     )
 
 
-def measured(module: nn.Module, trials: Iterable[Tensor], most: int = 1) -> list[tuple[Tensor, int]]:
-    """Return up to `most` of the inputs that a module reads, each with the width of its rows."""
+def measured(module: nn.Module, trials: Iterable[Tensor], fix: str, most: int = 1) -> list[tuple[Tensor, int]]:
+    """Return up to `most` of the inputs that a module reads, each with the width of its rows.
+
+    Raise ConfigError with the error of the first one and `fix` if it reads none.
+    """
     found: list[tuple[Tensor, int]] = []
+    first = ""
     with in_mode(False, module), torch.no_grad():
         for trial in trials:
             try:
                 found.append((trial, rows_of(module(trial), module).shape[1]))
             except ConfigError:
                 raise
-            except Exception:  # each module has its own error for inputs of a wrong shape
+            except Exception as error:  # each module has its own error for inputs of a wrong shape
+                first = first or f"{type(error).__name__} for {tuple(trial.shape)}: {str(error).partition(chr(10))[0]}"
                 continue
             if len(found) == most:
                 break
+    if not found:
+        raise ConfigError(f"the width of the features of {type(module).__name__} is unknown. {first[:300]}. {fix}")
     return found
 
 

@@ -25,19 +25,13 @@ class TextBranch(nn.Module):
 
     def __init__(self, encoder: nn.Module, head: nn.Module | None, dim: int) -> None:
         super().__init__()
-        check_module("text", encoder)
         check_module("text_head", head)
         check_built(encoder)
         self.encoder = encoder
         if head is None:
             device = next((each.device for each in encoder.parameters()), None)
             tokens = [torch.zeros(1, length, dtype=torch.long, device=device) for length in (2, 8, 77)]
-            found = measured(encoder, tokens)
-            if not found:
-                raise ConfigError(
-                    f"CLIP: the width of the features of {type(encoder).__name__} is unknown, as it reads no matrix of "
-                    f"tokens. Give its head, such as text_head=torch.nn.Linear(WIDTH, {dim})."
-                )
+            found = measured(encoder, tokens, f"Give its head, such as text_head=torch.nn.Linear(WIDTH, {dim}).")
             head = placed_like(nn.Linear(found[0][1], dim), encoder)
         self.projector = head
 

@@ -252,9 +252,9 @@ def with_channels(backbone: nn.Module, channels: int) -> nn.Module:
     check_built(backbone)
     found = copy.deepcopy(backbone)
     first = next((part for part in found.modules() if isinstance(part, nn.Conv2d)), None)
-    if first is None or first.in_channels != 3:
+    if first is None or first.in_channels != 3 or not isinstance(first._parameters.get("weight"), nn.Parameter):
         raise ConfigError(
-            f"CMC: {type(backbone).__name__} has no first convolution of three channels. Give a network for L, "
+            f"CMC: {type(backbone).__name__} has no plain first convolution of three channels. Give a network for L, "
             "(B, 1, H, W), and one for a and b, (B, 2, H, W): CMC(light, objective, colour=colour)."
         )
     weight = first.weight.detach().sum(1, keepdim=True) / channels

@@ -16,6 +16,7 @@ from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.spec import check_whole
 from dipole.core.train.config import Settings
 from dipole.core.utils.distributed import all_sum, world_size
+from dipole.core.utils.errors import PairsError
 from dipole.vision.encoders.base import Norm, mlp
 from dipole.vision.frameworks.base import (
     AnyObjective,
@@ -99,6 +100,9 @@ class Predicting(OneBranch):
         raise NotImplementedError
 
     def embed(self, batch: Batch) -> EncodedBatch:
+        norms = [each for each in self.predictor.modules() if isinstance(each, nn.BatchNorm1d)]
+        if self.training and norms and len(batch.views[0]) == 1:
+            raise PairsError("the heads' batch norm cannot train on one image: give DataLoader(..., drop_last=True).")
         projected = [self.branch(view) for view in batch.views]
         self._projected = projected[0].detach().clone()  # of a graph that may be replayed
         anchors, keys = self.sides(batch, projected)
