@@ -216,7 +216,7 @@ def repeat(command: Sequence[str], processes: int) -> str:
     """Return the command that repeats a run, through torchrun if it had several processes."""
     if processes == 1:
         return shlex.join(["dipole", *command])
-    torchrun = ["torchrun", "--standalone", f"--nproc-per-node={processes}", "-m", "dipole.core.cli"]
+    torchrun = ["torchrun", "--standalone", f"--nproc-per-node={processes}", "-m", "dipole"]
     return shlex.join([*torchrun, *command])
 
 

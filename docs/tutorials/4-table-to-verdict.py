@@ -74,7 +74,7 @@ def dipole(*words: str) -> None:
         "COLUMNS": "100",
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-u", "-m", "dipole.core.cli", *words]
+    command = [sys.executable, "-u", "-m", "dipole", *words]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen(
         command, **streams, text=True, encoding="utf-8", env=environment

@@ -40,7 +40,7 @@ def write_suite(folder, rows=ROWS, *columns, **more):
 
 
 def start(folder):
-    command = [sys.executable, "-m", "dipole.core.cli", "bench", "tiny.toml", "--jobs", "1", "--threads", "1"]
+    command = [sys.executable, "-m", "dipole", "bench", "tiny.toml", "--jobs", "1", "--threads", "1"]
     output = (folder / "output.txt").open("a")
     return subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, start_new_session=True)
 

@@ -162,7 +162,7 @@ def test_the_command_of_every_row_repeats_its_run(runs_folder):
         for sheet in make_report(runs_folder.path).tables
         if "command" in sheet.head
     }
-    torchrun = "torchrun --standalone --nproc-per-node=2 -m dipole.core.cli train recipe "
+    torchrun = "torchrun --standalone --nproc-per-node=2 -m dipole train recipe "
     assert commands["s-small-runs"] == f"{torchrun}--set objective=infonce --set seed=0"
     assert commands["other-runs"] == f"dipole train {runs_folder.path / other / 'config.toml'}"
 

@@ -165,7 +165,7 @@ def test_a_run_that_is_asked_to_stop_saves_and_ends(tmp_path):
 @pytest.mark.slow
 def test_a_killed_search_goes_on_and_loses_no_trial(tmp_path):
     command = [
-        sys.executable, "-m", "dipole.core.cli", "sweep", RECIPE, "--set", *SHORT, "--space", *SPACE,
+        sys.executable, "-m", "dipole", "sweep", RECIPE, "--set", *SHORT, "--space", *SPACE,
         "--metric", "knn/accuracy", "--trials", "6", "--seeds", "1", "--runs", str(tmp_path), "--name", "mine",
     ]  # fmt: skip
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

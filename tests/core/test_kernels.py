@@ -468,7 +468,7 @@ def test_check_runs_with_kernels(monkeypatch):
     for name in ("DIPOLE_ENGINE", "TRITON_INTERPRET"):
         monkeypatch.delenv(name, raising=False)
     words = ["check", "--engine", "triton", "dp", "--only", "kernels", "--json"]
-    done = subprocess.run([sys.executable, "-m", "dipole.core.cli", *words], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "dipole", *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     (report,) = json.loads(done.stdout)
     (row,) = report["checks"]

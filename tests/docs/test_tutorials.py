@@ -101,13 +101,13 @@ def test_tutorial_runs_and_prints_what_its_text_describes(name, tmp_path):
     assert tutorials.unexpected(done.stderr) == ""
     if name == "5-geometry":
         (compared,) = re.findall(r"^dipole (compare .*)$", done.stdout, re.MULTILINE)
-        again = run("-m", "dipole.core.cli", *compared.split(), folder=tmp_path)
+        again = run("-m", "dipole", *compared.split(), folder=tmp_path)
         assert again.returncode == 0, again.stderr
 
 
 def test_first_tutorial_passes_the_rank_check_from_a_file(tmp_path):
     (tmp_path / "apart.py").write_text(cell_with("1-own-regularizer", "class Apart"))
-    done = run("-m", "dipole.core.cli", "check", "apart:Apart", "--only", "ranks", folder=tmp_path)
+    done = run("-m", "dipole", "check", "apart:Apart", "--only", "ranks", folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^  ok    ranks ", done.stdout, re.MULTILINE)
 
@@ -154,7 +154,7 @@ def test_a_kernel_shows_progress_and_no_bar(tmp_path):
         import os, subprocess, sys
         assert os.environ.setdefault("FORCE_COLOR", "1") == "1"
         command = ["bench", "lmcl-table1", "--seeds", "1", "--jobs", "1", "--threads", "1", "--set", "train.steps=2"]
-        child = [sys.executable, "-m", "dipole.core.cli", *command]
+        child = [sys.executable, "-m", "dipole", *command]
         print(subprocess.run(child, capture_output=True, text=True, check=True).stdout)
         """
     unindented = [re.sub(r"^ {8}", "", each, flags=re.MULTILINE) for each in (training, coloured)]
