@@ -4,6 +4,7 @@
     register, Objective, Rows, Range, LogSumExp, ...                write one (docs/how-to/own-losses.md)
     check_objective, parametrize_with_checks, reference             test one
     load_recipe, train, find_run, load_run                          train a recipe, use a run
+    Domain, Adapter, Settings, add_domain                           a domain of your own
     evaluation                                                      probes, diagnostics and theorems
     vision, text, rl                                                the three domains
     DipoleError, SpecError, PairsError, ...                         errors with one clear message each

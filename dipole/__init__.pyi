@@ -4,6 +4,7 @@ from dipole.core.conformance.kit import check_objective as check_objective
 from dipole.core.conformance.kit import parametrize_with_checks as parametrize_with_checks
 from dipole.core.objectives.cached import cached as cached
 from dipole.core.objectives.encoded_batch import EncodedBatch as EncodedBatch
+from dipole.core.objectives.losses.infonce import Tempered as Tempered
 from dipole.core.objectives.objective import Composite as Composite
 from dipole.core.objectives.objective import Objective as Objective
 from dipole.core.objectives.objective import Outcome as Outcome
@@ -25,7 +26,12 @@ from dipole.core.objectives.statistics import SoftmaxMean as SoftmaxMean
 from dipole.core.objectives.statistics import Softplus as Softplus
 from dipole.core.objectives.statistics import Statistic as Statistic
 from dipole.core.objectives.statistics import Sum as Sum
+from dipole.core.train.adapter import Adapter as Adapter
+from dipole.core.train.adapter import Context as Context
 from dipole.core.train.compute_loss import compute_loss as compute_loss
+from dipole.core.train.config import Settings as Settings
+from dipole.core.train.domains import Domain as Domain
+from dipole.core.train.domains import add_domain as add_domain
 from dipole.core.train.recipe import load_recipe as load_recipe
 from dipole.core.train.run import train as train
 from dipole.core.train.run_folder import find_run as find_run

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 class Context(TypedDict):
     """The keyword arguments that the trainer passes to every domain.
 
+        >>> list(Context.__annotations__)[:4]  # which are always there
+        ['seed', 'device', 'workdir', 'batch_size']
+
     Attributes:
         seed: the run's seeds. Take one generator per purpose, for example `seed.torch("augment", epoch)`.
         device: the device of batches.
@@ -76,6 +79,9 @@ class Sketch(NamedTuple):
 
 class Adapter(ABC):
     """One domain, ready to be trained.
+
+        >>> sorted(Adapter.__abstractmethods__)  # what a subclass must define
+        ['batches', 'data_info', 'embed', 'evaluate', 'features']
 
     A subclass sets the first attributes, to `built_from_data`, in its body and the others in its `__init__`.
 

@@ -18,6 +18,11 @@ from dipole.core.utils.errors import ConfigError, nearest
 class Settings(BaseModel):
     """Base of every table of a recipe: strict types, no unknown keys, frozen, finite numbers.
 
+        >>> class RingsConfig(Settings):
+        ...     points: int = 64
+        >>> RingsConfig(points=32).determining()
+        {'points': 32}
+
     A field that may be None must have None as its default: TOML has no null, so None is written by leaving the key out.
 
     Attributes:

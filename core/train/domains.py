@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 class Domain:
     """Description of a domain that needs no import of its adapter.
 
+        >>> rings = Domain("rings", summary="points on two rings", adapter="my_package.adapter:RingsAdapter")
+
     Args:
         name: the recipe's `domain`, and the name of its table.
         summary: a line for `dipole list domains`.
@@ -65,6 +67,8 @@ _added: dict[str, Domain] = {}  # by `add_domain`, before those of packages
 
 def add_domain(domain: Domain) -> None:
     """Register a domain in this process, for scripts. Packages declare an entry point instead.
+
+        >>> add_domain(Domain("rings", "points on two rings", adapter="my_module:RingsAdapter"))
 
     Args:
         domain: takes precedence over others of its name, dipole's own included.

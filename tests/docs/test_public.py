@@ -43,7 +43,7 @@ def test_what_packages_export_pages_import_and_functions_return_is_public():
     assert names["dipole.objective"][0] == "dipole.core.objectives.objective.objective"
     assert names.keys() >= {
         "dipole.text.ContrastiveLoss", "dipole.rl.ContrastiveSAC", "dipole.Pairs", "dipole.parametrize_with_checks",
-        "dipole.core.train.adapter.Adapter",  # tests/plugin/example imports it
+        "dipole.Adapter", "dipole.Context", "dipole.Domain", "dipole.Settings", "dipole.Tempered", "dipole.add_domain",
         "dipole.reference.total", "dipole.DipoleError", "dipole.rl.pixel_agent.PixelAgent",
         "dipole.core.objectives.cached.Cached",  # `dipole.cached` returns it
         "dipole.core.objectives.evaluate.TermValue",  # `Outcome`, which objectives return, has some
@@ -233,7 +233,7 @@ def test_public_names_have_pages_that_link_to_them(hooks):
     assert hooks.own_pages("dipole.rl.episodes") == ["dipole.rl.episodes.evaluate", "dipole.rl.episodes.plot_curves"]
     assert "dipole.objective" in rooms["dipole"]  # `dipole.Objective` has the page of this name
     assert {"dipole.text.senteval", "dipole.text.senteval.tasks.Split"} <= set(rooms["dipole.text.senteval"])
-    assert rooms["dipole.core.train.adapter.Adapter"] == ["dipole.core.train.adapter.Adapter"]
+    assert rooms["dipole.Adapter"] == ["dipole.Adapter"]
     page = hooks.reference("dipole", rooms["dipole"])
     assert "- [`Objective`](dipole.Objective.md): One term of a loss: a small function of positives and row" in page
     assert hooks.elsewhere(Derived) == f"As in the `Base` of {__name__.partition('.')[0]}: `said`."
@@ -264,6 +264,7 @@ def test_the_example_runs(module, name, tmp_path, monkeypatch):
         from tests.text.tiny_sentences import tiny_model
 
         known["model"] = tiny_model(tmp_path)
+    monkeypatch.setattr("dipole.core.train.domains._added", {})  # an example adds a domain
     if module.__name__ == "dipole.rl":  # an example registers an environment
         registry = import_module("dipole.rl.envs.registry")
         monkeypatch.setattr(registry, "_environments", dict(registry._environments))

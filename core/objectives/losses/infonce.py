@@ -48,6 +48,10 @@ def learnable(
 class Tempered(Objective):
     """An objective whose similarities are divided by a temperature, which may be learned.
 
+        >>> (term,) = dipole.objective("infonce(temperature=0.2)").terms
+        >>> isinstance(term, Tempered), term.temperature
+        (True, 0.2)
+
     Formula (Radford et al. 2021, Sec. 2.4): tau = e^{-u} with u = `logit_scale`. Each step clamps u to at most log 100.
 
     Args:

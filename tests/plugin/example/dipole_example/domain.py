@@ -1,6 +1,6 @@
 """What dipole knows of the domain before it is used: nothing heavy is imported here."""
 
-from dipole.core.train.domains import Domain
+from dipole import Domain
 
 RINGS = Domain(
     name="rings",

@@ -1,11 +1,10 @@
 """A command: its arguments, and what runs; torch and the like are imported when it runs."""
 
 import argparse
+from collections.abc import Callable
 
-from dipole.core.cli import Runner
 
-
-def configure(parser: argparse.ArgumentParser) -> Runner:
+def configure(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
     """Greet somebody."""
     parser.add_argument("name", metavar="NAME")
     return run

@@ -8,9 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from dipole import EncodedBatch, Pairs
-from dipole.core.train.adapter import Adapter, Context
-from dipole.core.train.config import Settings
+from dipole import Adapter, Context, EncodedBatch, Pairs, Settings
 
 
 class RingsConfig(Settings):
