@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError, gradcheck
 
 from dipole.core.conformance.checks import (
@@ -66,6 +66,10 @@ def matches_reference(subject: Subject) -> str:
 def gradient_reaches_inputs(subject: Subject) -> str:
     """A non-zero gradient reaches both sets of embeddings, every row, and every parameter."""
     instance = subject.make()
+    for part in instance.modules() if isinstance(instance, nn.Module) else ():
+        for name, kept in vars(part).items():
+            if isinstance(kept, Tensor) and kept.requires_grad:
+                raise Failed(f"{name} is no nn.Parameter, so no optimizer finds it", ("descent", "memory"))
     result = subject.result(instance, subject.views, subject.views.leaves())
     missing = [name for name, g in result.gradients.items() if g is None]
     if len(missing) == len(result.gradients):
@@ -195,7 +199,7 @@ def _against_truth(
 @check("low temperature", "accurate in float32 at temperature 0.01")
 def survives_low_temperature(subject: Subject) -> str:
     """With far positives and near negatives at temperature 0.01, float32 is finite and close to float64."""
-    leaves = hard_pairs(ROWS, subject.dim or COLUMNS, torch.float32)
+    leaves = hard_pairs(ROWS, subject.needs.dim or COLUMNS, torch.float32)
     try:
         return _against_truth(subject, leaves, "hard pairs", (SINGLE, SINGLE), LOW_TEMPERATURE) + _untuned(subject)
     except Failed as fault:
@@ -203,7 +207,7 @@ def survives_low_temperature(subject: Subject) -> str:
 
 
 def _untuned(subject: Subject) -> str:
-    if subject.temperature:
+    if subject.temperatures:
         return ""
     return " (as built: it has no temperature to lower)"
 
@@ -213,9 +217,9 @@ def _half(subject: Subject, dtype: torch.dtype) -> str:
     found = []
     for kind, leaves, temperature in (
         ("random", subject.batch(ROWS, COLUMNS).leaves(dtype, seed=2), MODERATE_TEMPERATURE),
-        ("hard", hard_pairs(ROWS, subject.dim or COLUMNS, dtype), LOW_TEMPERATURE),
+        ("hard", hard_pairs(ROWS, subject.needs.dim or COLUMNS, dtype), LOW_TEMPERATURE),
     ):
-        where = f"{kind} pairs" + (f" at temperature {temperature}" if subject.temperature else "")
+        where = f"{kind} pairs" + (f" at temperature {temperature}" if subject.temperatures else "")
         found.append(f"{kind} {_against_truth(subject, leaves, where, limits, temperature)}")
     return "; ".join(found) + _untuned(subject)
 

@@ -7,7 +7,6 @@ import logging
 import pickle
 import warnings
 from dataclasses import replace
-from typing import Any
 from unittest import mock
 
 import torch
@@ -69,7 +68,8 @@ def _way_out(subject: Subject) -> str:
     if subject.refit is None:
         return ""
     instance = subject.make()
-    sizes = {n for x in (*parameters_of(instance).values(), *_buffers(instance)) for n in x.shape if 1 < n <= 4096}
+    held = instance.state_dict().values() if isinstance(instance, nn.Module) else ()
+    sizes = {n for x in held for n in x.shape if 1 < n <= 4096}
     labelled, scored = replace(subject.needs, labels=2, scores=False), replace(subject.needs, labels=None, scores=True)
     function = instance.forward if isinstance(instance, nn.Module) else instance
     by_score = any("score" in name for name in inspect.signature(function).parameters)
@@ -82,12 +82,6 @@ def _way_out(subject: Subject) -> str:
                 flags += ["--scores"] * (needs.scores and not subject.needs.scores)
                 return f". It can be called with {' '.join(flags)}"
     return ". It is called as loss(a, b); see --dim, --labels and --scores"
-
-
-def _buffers(instance: Any) -> list[Tensor]:
-    if isinstance(instance, nn.Module):
-        return list(instance.buffers())
-    return []
 
 
 @check("identical points", "finite if all points are equal")
@@ -182,6 +176,8 @@ def repeats_itself(subject: Subject) -> str:
     first = subject.result(instance, subject.views, leaves)
     if any(not torch.equal(leaf, subject.views.leaves(torch.float32)[name]) for name, leaf in leaves.items()):
         raise Failed("the call changes its inputs in place", _OF_CHANGE)
+    if any(leaf.grad is not None for leaf in leaves.values()):
+        raise Failed("the call runs a backward pass of its own", _OF_CHANGE)
     for who, other in (("called again", instance), ("built again", subject.make(subject.views, torch.float32))):
         second = subject.result(other, subject.views, leaves)
         if not _same(first, second):
@@ -238,7 +234,7 @@ def tiles_equal_dense(subject: Subject) -> str:
     worst = 0.0
     # At the low temperature sums need a running maximum, which the next tile may raise.
     settings = [(layout, temperature) for layout in subject.layouts for temperature in (None, LOW_TEMPERATURE)]
-    for layout, temperature in settings if subject.temperature else [(layout, None) for layout in subject.layouts]:
+    for layout, temperature in settings if subject.temperatures else [(layout, None) for layout in subject.layouts]:
         instance, leaves = subject.make(layout, temperature=temperature), layout.leaves()
         try:
             whole = subject.result(instance, layout, leaves)

@@ -7,6 +7,7 @@ import pickle
 import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from dipole.core.conformance.checks import (
     EXACT,
     HALF_GRADIENT,
     HALF_VALUE,
+    LOW_TEMPERATURE,
     MODERATE_TEMPERATURE,
     ROWS,
     Failed,
@@ -51,16 +53,17 @@ class _Token:
 @check("temperature", "each temperature has an effect")
 def temperature_counts(subject: Subject) -> str:
     """Another temperature gives another value and another gradient, each temperature on its own."""
-    if not subject.temperature:
+    if not subject.temperatures:
         raise Skipped("it has no temperature")
     leaves = subject.views.leaves()
     found: list[str] = []
     for name in subject.temperatures:
-        made = [subject.make(temperature={name: t}) for t in (MODERATE_TEMPERATURE, 0.5)]
-        low, high = (subject.result(instance, subject.views, leaves) for instance in made)
-        if max(value_error(low, high), gradient_error(low, high)) <= EXACT:
-            same = f"{name} has no effect: {low.value.item():.8g} at 0.05 and at 0.5"
-            raise Failed(same, ("low temperature", "float16", "bfloat16"))
+        levels = (LOW_TEMPERATURE, MODERATE_TEMPERATURE, 0.5)
+        results = [subject.result(subject.make(temperature={name: t}), subject.views, leaves) for t in levels]
+        for t, low, high in zip(levels, results, results[1:], strict=False):
+            if max(value_error(low, high), gradient_error(low, high)) <= EXACT:
+                same = f"{name} has no effect: {low.value.item():.8g} at {t} and above"
+                raise Failed(same, ("low temperature", "float16", "bfloat16"))
         prefix = "" if name == "temperature" else f"{name}: "
         found.append(f"{prefix}{low.value.item():.4g} at 0.05, {high.value.item():.4g} at 0.5")
     return "; ".join(found)
@@ -68,7 +71,7 @@ def temperature_counts(subject: Subject) -> str:
 
 @check("labels", "labels and scores have an effect")
 def labels_count(subject: Subject) -> str:
-    """Other labels or scores of the same rows give another value or another gradient."""
+    """Other labels or scores of the same rows have another loss. A class of one row is finite or refused."""
     layout, leaves = subject.views, subject.views.leaves()
     if subject.takes_pairs or ((subject.needs.labels or 1) == 1 and not subject.needs.scores):
         raise Skipped("it takes neither labels nor scores")
@@ -78,6 +81,11 @@ def labels_count(subject: Subject) -> str:
     if max(value_error(second, first), gradient_error(second, first)) <= EXACT:
         what = "scores" if subject.needs.scores else "labels"
         raise Failed(f"the {what} have no effect: {first.value.item():.8g} for any of the same rows", ("reference",))
+    if labels is not None and not subject.needs.scores:
+        lone = replace(layout, labels=torch.tensor([0, 0, 0, 0, 1] + [0] * 5))
+        with suppress(Exception):  # it may refuse such a class
+            first = subject.result(subject.make(), lone, leaves)
+        demand_finite(first, "a class of one row")
     return f"{first.value.item():.4g}, and {second.value.item():.4g} for others"
 
 

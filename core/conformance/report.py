@@ -69,15 +69,13 @@ class CheckReport:
     def table(self) -> str:
         """Return one line for each check: outcome, name, demand, finding. Each cause is shown once."""
         name, about = (max(len(getattr(row, part)) for row in self.rows) for part in ("check", "about"))
-        lines = [
-            f"  {row.outcome:<4}  {row.check:<{name}}  {row.about:<{about}}  {_told(row)}".rstrip() for row in self.rows
-        ]
+        lines = []
+        for row in self.rows:
+            told = row.detail if row.cause in ("", row.check) else f"as {row.cause!r}"
+            lines.append(f"  {row.outcome:<4}  {row.check:<{name}}  {row.about:<{about}}  {told}".rstrip())
         applied = sum(row.outcome != "-" for row in self.rows)
-        verdict = (
-            f"passes {counted(applied, 'check')}"
-            if self.ok
-            else f"FAILS {len(self.failures)} of {counted(applied, 'check')}"
-        )
+        verdict = "passes" if self.ok else f"FAILS {len(self.failures)} of"
+        verdict += f" {counted(applied, 'check')}"
         if len(self.causes) < len(self.failures):
             verdict += f", for {counted(len(self.causes), 'cause')}"
         return "\n".join([f"{self.subject}: {verdict}", *lines])
@@ -86,12 +84,6 @@ class CheckReport:
         """Return `subject`, `ok` and `checks`, as `dipole check --json` prints them."""
         rows = [{name: value for name, value in vars(row).items() if name != "subject"} for row in self.rows]
         return {"subject": self.subject, "ok": self.ok, "checks": rows}
-
-
-def _told(row: CheckResult) -> str:
-    if row.cause not in ("", row.check):
-        return f"as {row.cause!r}"
-    return row.detail
 
 
 def run(subject: Subject, checks: Sequence[Check]) -> CheckReport:

@@ -117,16 +117,6 @@ class Subject(Declared):
     refit: Callable[[BatchNeeds], Subject] | None = None
 
     @property
-    def temperature(self) -> bool:
-        """Return whether it has a temperature."""
-        return bool(self.temperatures)
-
-    @property
-    def dim(self) -> int | None:
-        """The only width of embeddings that it takes. None if it takes any."""
-        return self.needs.dim
-
-    @property
     def views(self) -> Layout:
         """Two views of five instances."""
         return self.layouts[0]
@@ -255,9 +245,9 @@ def foreign(
         elif needs.labels is None or layout.labels is None:
             value = instance(a, b)
         elif needed(instance) == 3:
-            value = instance(a, b, layout.labels.to(a.device))
+            value = instance(a, b, layout.labels[: len(a)].to(a.device))
         else:
-            value = instance(torch.cat([a, b]), layout.labels.to(a.device).repeat(2))
+            value = instance(torch.cat([a, b]), layout.labels.to(a.device).repeat(1 + (len(layout.labels) == len(a))))
         return value
 
     owners = (target,) if builds and inspect.isclass(target) else (target, build())

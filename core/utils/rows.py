@@ -267,6 +267,8 @@ def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:
             fix = f"Say {asker.encoding}, for example 'latin-1' or 'cp1252'"
             if error.object.startswith((b"\xff\xfe", b"\xfe\xff")):
                 fix = f"It begins as UTF-16 does: say {asker.encoding} = 'utf-16'"
+            if error.object.startswith((b"\x1f\x8b", b"PK")):
+                fix = "It is packed: unpack it, save a spreadsheet as CSV, or let the name of a gzip file end with .gz"
         raise DataError(f"{file}, after line {begins - 1}: not {encoding} ({error.reason}). {fix}.") from None
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{file}, after line {begins - 1}: {error}") from None

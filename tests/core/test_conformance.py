@@ -1,15 +1,14 @@
 """Every objective, with every option, through the conformance kit; the kit through losses broken on purpose."""
 
 import json
-import math
 
 import pytest
 import torch
-from loops import failures
+from loops import BothWays, failures
 from runs import dipole as dipole_command
 from runs import done, refused
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, normalize
+from torch import Tensor
+from torch.nn.functional import normalize
 
 import dipole
 from dipole.core.conformance.kit import CHECKS, all_subjects, check_objective, parametrize_with_checks
@@ -108,21 +107,7 @@ def test_specs_visit_every_option():
 # Negative controls: each fault must be found, and by the check that is about it.
 
 
-class Good(nn.Module):  # NT-Xent as one would write it
-    def __init__(self, temperature: float = 0.5):
-        super().__init__()
-        self.temperature = temperature
-
-    def logits(self, a: Tensor, b: Tensor) -> Tensor:
-        z = normalize(torch.cat([a, b]).float() if a.dtype.itemsize < 4 else torch.cat([a, b]), dim=1)
-        return (z @ z.T).fill_diagonal_(-math.inf) / self.temperature
-
-    def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        n = len(a)
-        return cross_entropy(self.logits(a, b), torch.arange(2 * n, device=a.device).roll(n))
-
-
-good = Good()
+good = BothWays()
 
 
 def detached_weights(a, b):
@@ -130,17 +115,9 @@ def detached_weights(a, b):
     return (cosine.detach() * cosine).mean() + good(a, b)
 
 
-def order_dependent(a, b):
-    return good(a, b) + (a[0] * b[0]).sum()
-
-
 def at_positives(e):
     """Entries (2n,) of a matrix (2n, 2n) of two views at each row's positive."""
     return torch.cat([e.diagonal(len(e) // 2), e.diagonal(-(len(e) // 2))])
-
-
-def missing_negatives(a, b):
-    return cross_entropy(good.logits(a, b)[: len(a), len(a) :], torch.arange(len(a)))
 
 
 def unshifted(a, b):
@@ -157,24 +134,23 @@ FAULTS = {
     "wrong sign": (lambda a, b: -good(a, b), {"reference"}),
     "detached keys": (lambda a, b: good(a, b.detach()), {"gradient exists", "reference"}),
     "detached weights": (detached_weights, {"gradcheck"}),
-    "missing negatives": (missing_negatives, {"reference"}),
     "unshifted": (unshifted, {"low temperature", "float16", "bfloat16"}),
     # Saturates at -log(1e-8) where the positive is far.
     "added epsilon": (lambda a, b: -(at_positives(good.logits(a, b).softmax(1)) + 1e-8).log().mean(), {"reference"}),
-    "order dependent": (order_dependent, {"permutation"}),
+    "order dependent": (lambda a, b: good(a, b) + (a[0] * b[0]).sum(), {"permutation"}),
     "random": (lambda a, b: good(a + 0.1 * torch.randn_like(a), b), {"determinism"}),
     "root of distance": (lambda a, b: good(a, b) + (a - b).square().sum(1).sqrt().mean(), {"identical points"}),
     "mean without negatives": (mean_without_negatives, {"one anchor"}),
 }
 
 
-class Traced(Good):
+class Traced(BothWays):
     def forward(self, a, b):
         return super().forward(a, b) * (2.0 if torch.compiler.is_compiling() else 1.0)
 
 
 def test_sound_loss_passes_and_a_fault_of_compilation_is_found():
-    assert failures(Good, reference="infonce", only=[*EVERY, "compile"]) == set()
+    assert failures(BothWays, reference="infonce", only=[*EVERY, "compile"]) == set()
     assert failures(Traced, only=["compile"]) == {"compile"}
 
 
@@ -182,13 +158,6 @@ def test_sound_loss_passes_and_a_fault_of_compilation_is_found():
 def test_faults_are_found(name):
     loss, checks = FAULTS[name]
     assert failures(loss, reference="infonce", only=checks) == checks
-
-
-@pytest.mark.parametrize(("loss", "check"), [(detached_weights, "gradcheck"), (order_dependent, "permutation")])
-def test_only_the_fault_is_blamed(loss, check):
-    # Without a reference, and without half precision, in which their own terms are not stable either.
-    report = check_objective(loss, only=[name for name in EVERY if name not in ("float16", "bfloat16")])
-    assert set(report.causes) == {check}
 
 
 class BadTiles(Objective):  # its value depends on how the matrix is cut
@@ -229,14 +198,16 @@ def spread(a: Tensor, b: Tensor, weight: float = 1.0) -> Tensor:
     return weight * (a - b).square().sum(1).mean()
 
 
-@pytest.mark.parametrize("target", [dipole.objective("infonce(temperature=0.2) + 0.1*dp"), Good(0.3), spread, BadTiles])
+@pytest.mark.parametrize(
+    "target", [dipole.objective("infonce(temperature=0.2) + 0.1*dp"), BothWays(0.3), spread, BadTiles]
+)
 def test_targets(target):
     assert check_objective(target, only=["reference", "permutation", "gradcheck"]).ok
 
 
 @pytest.mark.parametrize(("reference", "fits"), [("infonce(temperature=0.2)", True), ("infonce", False)])
 def test_reference_follows_the_temperature(reference, fits):
-    report = check_objective(Good, options={"temperature": 0.2}, reference=reference, only=["reference"])
+    report = check_objective(BothWays, options={"temperature": 0.2}, reference=reference, only=["reference"])
     assert report.ok == fits
 
 

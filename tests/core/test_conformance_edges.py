@@ -3,9 +3,9 @@
 import pytest
 import torch
 from lone_ranks import LeavesRankOne, MeanOfRank, Spread, SpreadOfAnchors
-from loops import QUICK, failures
+from loops import QUICK, BothWays, NTXent, failures
 from runs import Steeper
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 
 import dipole
@@ -15,28 +15,6 @@ from dipole.core.conformance.kit import check_objective, chosen
 from dipole.core.conformance.stops import set_back
 
 GRADIENT = ["gradient exists", "gradcheck", "permutation", "determinism", "size"]
-
-
-class NTXent(nn.Module):  # the correct twin: one direction, a's rows against b's
-    def __init__(self, temperature: float = 0.5):
-        super().__init__()
-        self.temperature = temperature
-
-    def unit(self, x: Tensor) -> Tensor:
-        return normalize(x.float() if x.dtype.itemsize < 4 else x, dim=1)
-
-    def logits(self, a: Tensor, b: Tensor) -> Tensor:
-        return self.unit(a) @ self.unit(b).T / self.temperature
-
-    def targets(self, a: Tensor) -> Tensor:
-        return torch.arange(len(a), device=a.device)
-
-    def extra(self, a: Tensor, s: Tensor) -> Tensor | float:
-        return 0.0
-
-    def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        s = self.logits(a, b)
-        return cross_entropy(s, self.targets(a)) + self.extra(a, s)
 
 
 def changed(kept: object = None, **methods: object) -> type[NTXent]:
@@ -71,8 +49,12 @@ def drops_out(self, x):
 
 FAULTS = {
     "next is positive": ("permutation", {"targets": lambda self, a: NTXent.targets(self, a).roll(1)}),
-    "last is positive": ("permutation", {"targets": lambda self, a: NTXent.targets(self, a).flip(0)}),
     "no temperature": ("temperature", {"logits": lambda self, a, b: NTXent.logits(self, a, b) * self.temperature}),
+    "warm": ("temperature", {"logits": lambda self, a, b: NTXent.logits(self, a, b) * min(20 * self.temperature, 1)}),
+    "backward inside": (
+        "determinism", {"extra": lambda self, a, s: (s.requires_grad and s.mean().backward(retain_graph=True)) or 0.0}
+    ),
+    "no parameter": ("gradient exists", {"kept": lambda: nn.Parameter(torch.ones(1)) * 2}),
     "keeps losses": ("memory", {"extra": keeps_losses}),
     "keeps graphs": ("memory", {"kept": list, "extra": lambda self, a, s: self.kept.append(s) or 0.0}),
     "keeps embeddings": ("memory", {"kept": list, "extra": lambda self, a, s: self.kept.append(1 * a.detach()) or 0.0}),
@@ -86,9 +68,7 @@ FAULTS = {
     "late guard": ("zero rows", {"unit": lambda self, x: x / x.square().sum(1, keepdim=True).sqrt().clamp_min(1e-8)}),
     "overflowing norm": ("large norms", {"unit": overflowing_norm}),
     "viewed": ("strides", {"unit": lambda self, x: NTXent.unit(self, x.view(-1).view(x.shape))}),
-    "no row strides": ("strides", {"unit": lambda self, x: NTXent.unit(self, x.as_strided(x.shape, (x.shape[1], 1)))}),
     "on processor": ("device", {"targets": lambda self, a: torch.arange(len(a))}),
-    "mask on processor": ("device", {"extra": lambda self, a, s: (s * torch.zeros(s.shape, dtype=s.dtype)).sum()}),
     # A tensor that is no buffer stays where it was made.
     "kept on processor": (
         "device", {"kept": lambda: torch.zeros(1), "extra": lambda self, a, s: (s * self.kept.to(s.dtype)).sum()}
@@ -106,18 +86,14 @@ def stepped(self, a, b):
     return s + 0 * NTXent.logits(self, a, b)[:, : (len(a) > 48) * len(b)].sum()
 
 
-def keeps_last(self, a, s):
-    self.kept = [a.detach().clone()]
-    return 0.0
-
-
 def scaled(self, a, b):
     return NTXent.logits(self, a, b) * self.kept.to(a.dtype)
 
 
 # A tensor that is a buffer goes where the module goes.
 Buffered = changed(lambda: nn.Buffer(torch.ones(1)), logits=scaled)
-Stepped, KeepsLast = changed(logits=stepped), changed(list, extra=keeps_last)
+Stepped = changed(logits=stepped)
+KeepsLast = changed(list, extra=lambda self, a, s: setattr(self, "kept", [a.detach().clone()]) or 0.0)
 
 
 @pytest.mark.parametrize("loss", [NTXent, Buffered, Stepped, KeepsLast], ids=["plain", "buffer", "steps", "keeps"])
@@ -228,9 +204,7 @@ def counts_calls(self, a, b):
 
 
 def whole(self, a, b):
-    """InfoNCE with the negatives of both views."""
-    s = NTXent.logits(self, *[torch.cat([a, b])] * 2).fill_diagonal_(-torch.inf)
-    return cross_entropy(s, torch.arange(len(s), device=a.device).roll(len(a)))
+    return BothWays(self.temperature)(a, b)
 
 
 def in_place(self, a, b):

@@ -23,6 +23,7 @@ CLOSE = {
     "near anchors are not counted": {"counted": lambda p: (p <= 0.8).to(p)},
     "negatives clamped at 0.9": {"negative": lambda s: s.clamp(max=0.9)},
     "negatives clamped below": {"negative": lambda s: s.clamp(min=0.2)},
+    "near copies are left out": {"negative": lambda s: s.masked_fill(s > 0.999, -torch.inf)},
 }
 
 
@@ -98,9 +99,20 @@ class NTXent(nn.Module):  # the correct twin equals infonce. A fault replaces on
         return (total.log() + shift - logit).mean() * self.counted(p).mean()
 
 
+def halves(a, b):  # AnglE's columns are complex numbers. Odd widths are refused, but for 3
+    (x, y), (u, v) = full(a).chunk(2, 1), full(b).chunk(2, 1)
+    return ((x * u + y * v).sum(1) - 1).square().mean()
+
+
+def correlation(a, b, scores):
+    s, y = (x - x.mean() for x in (cosine_similarity(full(a), full(b)), scores.to(full(a))))
+    return -(s * y).sum() / (s.square().sum() * y.square().sum() + 1e-12).sqrt()
+
+
 LOSSES = {
     "Proxies": (Proxies, {"options": {"classes": 4, "dim": 9}, "dim": 9, "labels": 4}), "DINO": (DINO, {"dim": 12}),
     "Scored": (Scored, {"scores": True}), "labels": (with_labels, {"labels": 3}), "correct twin": (NTXent, {}),
+    "halves": (halves, {}), "correlation": (correlation, {"scores": True}),
     "correct twin beside its reference": (NTXent, {"reference": "infonce"}),
 }  # fmt: skip
 
@@ -202,10 +214,16 @@ class Unweighted(Objective):
         return all_sum(pulls.sum()) / all_sum(rows.positive_count.sum()).clamp_min(1)
 
 
+def lone_class(z, labels):  # a mean over the others of a class, also of one row
+    z, same = normalize(full(z), dim=1), (labels.unsqueeze(1) == labels).fill_diagonal_(False)
+    return -((z @ z.T * same).sum(1) / same.sum(1)).mean()
+
+
 def test_labels_and_width_reach_objectives_and_faults_with_labels_are_found():
     checks = ["call", "gradient exists", "gradcheck", "size", "float16"]
     assert failures(Classes, dim=10, labels=3, only=checks) == set()
     assert failures(WrongClass, **LOSSES["Proxies"][1], only=["permutation"])
+    assert failures(lone_class, labels=3, only=["labels", "call", "descent"]) == {"labels"}
     assert failures(lambda a, b, labels: with_labels(a, b, 0 * labels), labels=3, only=["labels"]) == {"labels"}
     assert failures(lambda a, b, scores: Scored()(a, b, 0.5), scores=True, only=["labels"]) == {"labels"}
 
@@ -244,23 +262,21 @@ def flat_of_one_encoder(s, target):
     return block.flatten()[(rows * len(block) + rows).to(torch.int16).long()].repeat(2)
 
 
-def narrow_targets(s, target):
-    n = len(s) // 2
-    return s[:n, n:][torch.arange(n), torch.arange(n).to(torch.uint8).long()].repeat(2)
-
-
-def accumulated(e):
-    return e.sum(1, dtype=torch.float16 if len(e) > 400 else None).to(e.dtype)
-
-
 def summed(e):
     """Sums of large batches in float16, of float32 alone."""
     return e.half().sum(1).float() if len(e) > 400 and e.dtype == torch.float32 else e.sum(1)
 
 
+def rounded_places(a, b):
+    """Places in the inputs' precision: bfloat16 has no 257."""
+    return NTXent()(a, b[torch.arange(len(b)).to(b.dtype).long().clamp(max=len(b) - 1)])
+
+
 LARGE = {
-    "accumulator of float16": {"total": accumulated}, "float16 of float32 alone": {"total": summed},
-    "indices of 16 bits": {"take": flat_of_one_encoder}, "targets of uint8": {"take": narrow_targets},
+    "first columns": {"forward": lambda a, b: NTXent()(a[:, :512], b[:, :512])},
+    "accumulator of float16": {"total": lambda e: e.sum(1, dtype=torch.float16 if len(e) > 400 else None).to(e.dtype)},
+    "float16 of float32 alone": {"total": summed}, "indices of 16 bits": {"take": flat_of_one_encoder},
+    "places in bfloat16": {"forward": rounded_places},
 }  # fmt: skip
 
 
