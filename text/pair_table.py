@@ -1,6 +1,7 @@
 """A table of pairs: each row is an anchor, its positive and negatives, as numbers of distinct texts."""
 
 import hashlib
+import re
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ USUAL = (
     ("query", "passage", ("negative",)),
     ("query", "document", ("negative",)),
 )
+WRITTEN = re.compile(r"""\[(['"]).*\1\]|b(['"]).*\2""", re.DOTALL)  # Python's lists of texts, and bytes
 TELL_AFTER = 1 << 20  # characters
 SHOWN = 5  # labels that are named in a message
 ARRAYS = ("anchor", "positive", "negatives")
@@ -301,6 +303,10 @@ def _read(
             names = tuple(columns or _usual(row, where))
             require_columns(row, [*names, *label.columns], where)
             unused = UnusedColumns(row, [*names, *label.columns], columns is not None)
+            for name in names:
+                if WRITTEN.fullmatch(str(row.get(name))):
+                    cell = f"{where}: {name!r} holds a list or bytes as text, {str(row[name])[:40]!r}"
+                    warn(f"{cell}, which is trained as it is. Save lists as .jsonl, and decode bytes", stacklevel=4)
             if columns is None and unused.names:
                 listed = ", ".join(map(repr, unused.names))
                 warn(f"{source}: pairs are {', '.join(map(repr, names))}. Unused: {listed}", stacklevel=4)
@@ -351,16 +357,15 @@ def _usual(row: dict[str, Any], where: str) -> tuple[str, ...]:
             return (*used, *(name for name in map(str, row) if _numbered_as(name.lower(), starts) and name not in used))
     for name, cell in row.items():
         if isinstance(cell, list) and cell and isinstance(cell[0], dict):
-            if {"role", "from"} & set(cell[0]):
-                raise DataError(
-                    f"{where}: the column {name!r} holds conversations. Write a question and its answer as two "
-                    'columns, {"anchor": "...", "positive": "..."}.'
-                )
-            raise DataError(f"{where}: the rows seem to be the items of {name!r}. Write that array as the whole file.")
+            what = "conversations" if {"role", "from"} & set(cell[0]) else "objects"
+            raise DataError(
+                f'{where}: the column {name!r} holds {what}. Write their texts as columns, {{"anchor": "...", '
+                f'"positive": "..."}}, or, if they are the rows, that array as the whole file.'
+            )
     known = ", ".join(f"{anchor}/{positive}/{starts[0]}" for anchor, positive, starts in USUAL)
     raise DataError(
-        f"{where}: no usual names among the columns {', '.join(map(str, row))}; known are {known}. "
-        f"Set text.columns = [anchor, positive, negatives ...]."
+        f"{where}: no usual names among the columns {', '.join(str(name)[:60] for name in row)}; known are {known}. "
+        f"Set text.columns = [anchor, positive, negatives ...]. Add a line of names to a CSV file without one."
     )
 
 

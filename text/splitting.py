@@ -45,12 +45,11 @@ _SHAD = "\u0f0d-\u0f11"  # Tibetan
 _INVISIBLE = "\u061c\u200b\u200e\u200f\u2060\u2066-\u2069\ufeff"  # directions of writing, and blanks without width
 _REPEATS = "\u0e46\u0ec6"  # Thai and Lao signs of repetition, with blanks around them
 _ENDS = "|".join((
-    f"[{MARKS}]",
+    f"(?!\u17d4(?:\u179b|\u1794\u17c1)\u17d4)[{MARKS}]",  # no Khmer "and so on"
     "\uff0e(?![0-9A-Za-z\uff10-\uff5a])",  # a full-width full stop, no decimal point
     "\u1361\u1361|(?<=[\u1200-\u137f])::",  # two Ethiopic word marks
-    rf"(?<=[{GREEK}]{{2}})[;\u037e](?=\s|$)",
-    r"(?<=[\u0561-\u0587]):(?=\s|$)",  # a colon for the Armenian full stop
-    rf"(?<=[{_INDIC}])\s?\|+(?=\s|$)",  # a bar for the danda
+    # A Greek semicolon, a colon for the Armenian full stop, and a bar for the danda.
+    rf"(?:(?<=[{GREEK}]{{2}})[;\u037e]|(?<=[\u0561-\u0587]):|(?<=[{_INDIC}])\s?\|+)(?=[{_CLOSING}]*(?:\s|$))",
     # . ? ! between letters that have no blanks. Thai has the full stop in abbreviations only.
     rf"(?<=[{UNSPACED}])[?!]+(?=[{UNSPACED}A-Z])",
     rf"(?<=\w)[.?!]+(?=[{CHINESE}{KATAKANA}])|(?<=[{CHINESE}{KATAKANA}])[.?!]+(?=[A-Z])",

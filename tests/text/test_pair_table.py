@@ -326,21 +326,21 @@ TABLES = [
     ("a.csv", "anchor;positive\na;b\n", "line 1: one column, 'anchor;positive'"),
     ("a.csv", '"anchor";"positive"\n"a";"b"\n', "line 1: not CSV .* Divide cells by commas"),
     ("t.csv", "anchor,positive\ncaf\u00e9,b\n".encode("latin-1"), r"not utf-8.*Say text\.encoding"),
+    ("g.csv", b"\x1f\x8b\x08\x00", r"packed: unpack it.* \.gz"),
     ("u.tsv", "anchor\tpositive\na\tb\n".encode("utf-16"), r"as UTF-16 does: say text\.encoding = 'utf-16'"),
     ("t.jsonl", f'{ROW}\n\n{{"anchor": \n', r"t\.jsonl, line 3: not JSON"),
     ("t.jsonl", '{"anchor": "a", "positive": 3}\n', "line 1: column 'positive' holds int"),
     ("t.jsonl", '{"anchor": ["a", "b"], "positive": "c"}\n', "the anchor 'anchor' holds 2 texts"),
-    ("t.jsonl", '{"x": "a", "y": "b"}\n', r"no usual names among the columns x, y.*text\.columns"),
+    ("t.jsonl", '{"x": "a", "y": "b"}\n', r"no usual names among the columns x, y.*text\.columns.*line of names"),
     ("a.jsonl", '{"anchor": "a", "positive": "half \\ud83d"}\n', "line 1: half a surrogate pair"),
     ("a.ndjson", '{"anchor": "\xe9"}'.encode("latin-1"), "not UTF-8 .* Save it as UTF-8"),
     ("a.json", '{"anchor": ["a", "b"], "positive": ["c", "d"]}', "holds 2 texts; it must be one. Write one row"),
     ("a.json", '{"anchor": {"0": "a"}, "positive": {"0": "c"}}', "holds dict, .* Write one row on each line"),
     ("a.json", "[]", "holds no row. Choose"),
-    ("a.jsonl", '{"chat": [{"role": "user", "content": "a"}]}', "'chat' holds conversations. Write a question"),
-    ("a.json", f'{{"data": [{ROW}]}}', "items of 'data'. Write that array"),
+    ("a.jsonl", '{"chat": [{"role": "user", "content": "a"}]}', "'chat' holds conversations. Write their texts"),
+    ("a.json", f'{{"data": [{ROW}]}}', "'data' holds objects.* if they are the rows, that array"),
     ("a.json", '[["a", "b"], ["c", "d"]]', 'Write each row as an object, {"anchor"'),
     ("a.json", f"[\n{ROW},\n{ROW}\n", "line 4: not JSON"),
-    ("a.json", f"[\n{ROW}\n{ROW}]", "line 3: not JSON"),
     ("a.json", f"[\n{ROW}]\n{ROW}", "line 3: not JSON .*Extra data"),
     ("a.json", '{\n "data": [{"a": 1}]\n}', "line 1: not JSON .*one JSON value on each line, or make the file one arr"),
     ("t.txt", "only text\n", r"rows are read from .*tsv"),
@@ -360,6 +360,12 @@ def test_what_is_no_table_of_pairs_is_named(tmp_path, capfd, name, data, message
     assert "Failed to read" not in capfd.readouterr().err
     if said := re.search("say text.encoding = '(.*)'", message.lower()):
         assert read_pairs(str(tmp_path / name), encoding=said[1]).texts == ["a", "b"]
+
+
+@pytest.mark.parametrize("cell", ["['a', 'b']", 'b"It is"'])
+def test_lists_and_bytes_as_text_are_told(tmp_path, cell):
+    with pytest.warns(UserWarning, match="'positive' holds a list or bytes as text"):
+        read_pairs(write_rows(tmp_path / "t.jsonl", [{"anchor": "a", "positive": cell}]))
 
 
 def test_lines_that_are_arrays_stay_lines(tmp_path):
