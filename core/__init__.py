@@ -1,1 +1,1 @@
-"""Objectives, engine, measurements, runs and the command line; no domain."""
+"""Objectives, engine, measurements, runs and the command line. It imports no domain."""

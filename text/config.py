@@ -163,7 +163,7 @@ class TextSettings(Settings):
         return self.pairs in ("views", "columns")
 
     def determining(self) -> dict[str, Any]:
-        """Return what identifies a run; a transformer's files are identified by their content."""
+        """Return what identifies a run. A transformer's files are identified by their content."""
         found = super().determining()
         if self.transformer and (content := NetworkSource(self.transformer, "", self.weights).content):
             found["transformer"] = content  # what lies there, wherever it lies

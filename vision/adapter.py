@@ -188,7 +188,7 @@ class VisionAdapter(Adapter):
             yield Batch(views, classes, to_device(rows, self.device), seed, self._tokens(images, rows))
 
     def _tokens(self, images: ImageSet, rows: Tensor) -> CaptionTokens | None:
-        """Return the tokens of the images' captions; None without captions."""
+        """Return the tokens of the images' captions, or None without captions."""
         if not isinstance(self.module, CLIP):
             return None
         assert isinstance(images, PairedSet)

@@ -29,7 +29,7 @@ def carriers(
 
     The number is `views` if that suffices.
 
-    images: leaves out frameworks that cannot train on them; their labels are used. Default: two classes.
+    images: leaves out frameworks that cannot train on them. Their labels are used. The default is two classes.
     """
     labels = torch.arange(batch_size) % 2 if images is None else images.labels
     if labels is not None:

@@ -104,7 +104,7 @@ class Stream:
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """n encoded images; `self[index]` decodes some of them in parallel to uint8 (k, 3, size, size).
+    """n encoded images. `self[index]` decodes some of them in parallel to uint8 (k, 3, size, size).
 
     A file that cannot be decoded raises an error when it is read. With on_corrupt = "skip" it is named in `skipped` and
     replaced by the next readable image (of the same class, except at the border of two). Random crops are cut from the
@@ -116,8 +116,8 @@ class Encoded:
         rows: (n,) the places in `names` that belong to this set.
         size: side of the decoded squares in pixels.
         on_corrupt: "refuse" or "skip".
-        skipped: place in `names` -> reason; all parts of a set share it.
-        stream: the order for reading; None if images can be read in any order.
+        skipped: place in `names` -> reason. All parts of a set share it.
+        stream: the order for reading, or None if images can be read in any order.
 
     Raises:
         DataError: from reading, an image cannot be decoded, or none can.

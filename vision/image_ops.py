@@ -115,7 +115,7 @@ def blurring(sigma: Tensor, size: int, kernel: int) -> Tensor:
 
 
 def gaussian_blur(images: Tensor, sigma: Tensor, kernel: int) -> Tensor:
-    """Blur every image with its own sigma (n,), separably; H and W must exceed kernel / 2."""
+    """Blur every image with its own sigma (n,), separably. H and W must exceed kernel / 2."""
     n, channels, height, width = images.shape
     across = blurring(sigma, width, kernel)
     down = across if height == width else blurring(sigma, height, kernel)

@@ -28,10 +28,10 @@ class ImageEmbedder(Embedder):
     Args:
         features: images (n, C, H, W) uint8 -> features.
         channels: C, 3, or 1 for grey images.
-        decoded: side to which the run decodes images (vision.data.size); None as stored.
+        decoded: side to which the run decodes images (vision.data.size). None takes them as stored.
         size: side of the views. Images are resized and cropped to it as exported image processors do (`centred_box`);
             None leaves that to `features`.
-        batch_size: images per forward pass; default as in the run's evaluation.
+        batch_size: images per forward pass. The default is that of the run's evaluation.
     """
 
     on_corrupt = "refuse"

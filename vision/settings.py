@@ -1,4 +1,4 @@
-"""The [vision] table as frameworks and kinds of pairs read it; config.py adds the tables and checks of frameworks."""
+"""The [vision] table as frameworks and kinds of pairs read it. config.py adds the tables and checks of frameworks."""
 
 from typing import Any, Literal
 
@@ -44,7 +44,7 @@ class VisionSettings(Settings):
 
     @property
     def own_table(self) -> Any:
-        """The method's own table; None if it has none."""
+        """The method's own table, or None if it has none."""
         return getattr(self, self.method, None)
 
     @property

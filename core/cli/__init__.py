@@ -1,4 +1,4 @@
-"""The command line. `main` runs one command; `commands` has one file for each."""
+"""The command line. `main` runs one command, and `commands` has a file for each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        argv: its words, without `dipole`; None: those that the process was given.
+        argv: its words, without `dipole`. The default is those of the process.
 
     Returns:
         Its exit code: 0 done, 1 failed, 2 wrong usage, 75 interrupted by a scheduler.

@@ -82,7 +82,7 @@ def described(name: str, text: str) -> dict[str, Any]:
 
 
 def add_overrides(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add --set KEY=VALUE, stored as `overrides`; `what` is its help.
+    """Add --set KEY=VALUE, stored as `overrides`. `what` is its help.
 
     If a user writes a setting as an option (--epochs 5), the error shows it with --set.
     """
@@ -150,7 +150,7 @@ def _at_least(least: int, text: str) -> int:
 
 
 def above_zero(what: str) -> Callable[[str], float]:
-    """Return a parser of finite numbers above 0; `what` names them in the error: "a number of hours above 0"."""
+    """Return a parser of finite numbers above 0. `what` names them in the error: "a number of hours above 0"."""
 
     def read(text: str) -> float:
         try:

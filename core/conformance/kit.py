@@ -68,7 +68,7 @@ def check_objective(
         reference: the objective that a loss(a, b) should equal, as text. Without one, its gradient is compared with
             finite differences, and its low precision with itself in float64.
         slow: also run the checks that take more than a few seconds (code generation by torch.compile).
-        only: names of checks; all when left out.
+        only: names of checks. The default is all.
         engine: of the row statistics, "eager" or "triton"; None for the usual one. Kernels run on the GPU, or in
             Triton's interpreter without one.
         detached: the loss stops a gradient on purpose: True for one somewhere inside, or the names of inputs without
@@ -125,7 +125,7 @@ def subject_of(
     temperatures: tuple[str, ...] = (),
     needs: BatchNeeds = ANY,
 ) -> Subject:
-    """Return the subject of the checks; see `check_objective` for the arguments."""
+    """Return the subject of the checks. `check_objective` describes the arguments."""
     for which, number in (("dim", needs.dim), ("labels", needs.labels)):
         if number is not None:
             check_whole(which, number)
@@ -205,9 +205,9 @@ def parametrize_with_checks(
     Needs pytest. A check that does not apply is skipped.
 
     Args:
-        targets: as `check_objective` takes them; of a loss(a, b) without options or a reference.
+        targets: as `check_objective` takes them. A loss(a, b) has no options and no reference.
         slow: also the checks that take more than a few seconds.
-        only: names of checks; all of them if left out.
+        only: names of checks. The default is all.
         ranks: compare two processes with one as well, unless `only` names the checks.
 
     Returns:

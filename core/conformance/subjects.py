@@ -88,7 +88,7 @@ class Subject(Declared):
 
     Args:
         name: shown in the report.
-        build: returns a fresh instance; keyword arguments override options.
+        build: returns a fresh instance. Keyword arguments override options.
         call: (instance, layout, leaves) -> scalar tensor.
         truth: like `call`, by independent loops. None if there is no reference. Options
             that were overridden when the instance was built come as keyword arguments.

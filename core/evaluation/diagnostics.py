@@ -121,7 +121,7 @@ def similarity_error(
         labels: (n,) integer classes.
         delta_pos: lower end of the margin, in [0, 1].
         delta_neg: upper end of the margin, in [0, 1], above delta_pos.
-        mu: slack in (0, delta_neg - delta_pos); half the margin when None.
+        mu: slack in (0, delta_neg - delta_pos). The default is half the margin.
         weight: lambda, > 0.
 
     Returns:
@@ -175,7 +175,7 @@ def conditional_entropy(pairs: Pairs | Array, t_neg: Sharpness = 2.0) -> tuple[f
         t_neg: sharpness of the weights, >= 0.
 
     Returns:
-        (entropy, mean of log |N(i)|), both in nats, over anchors that have negatives; (0, 0) without any.
+        (entropy, mean of log |N(i)|), both in nats, over anchors that have negatives, or (0, 0) without any.
 
     Raises:
         DataError: a vector is not finite.
@@ -222,7 +222,7 @@ def mutual_information(pairs: Pairs | Array, t_neg: Sharpness = 2.0) -> float:
     Formula (CACR Eq. 7): mean_i sum_j pi_ij log( pi_ij |N(i)| ), as in `conditional_entropy`.
 
     Args:
-        pairs: as in `conditional_entropy`; embeddings are (n >= 2, d).
+        pairs: as in `conditional_entropy`, with embeddings (n >= 2, d).
         t_neg: as in `conditional_entropy`.
 
     Raises:
@@ -251,7 +251,7 @@ def min_max_ratio(features: Array) -> float:
     cancels.
 
     Args:
-        features: (n >= 2, H), not normalised; pass L Phi(x) for CLLR.
+        features: (n >= 2, H), not normalised. For CLLR pass L Phi(x).
 
     Returns:
         The mean over points that no other point coincides with. nan if there are none.
@@ -269,7 +269,7 @@ def min_max_ratio(features: Array) -> float:
 
 
 def min_max_ratios(features: Array) -> Tensor:
-    """Return (D_max - D_min) / D_min of each point that no other point coincides with; see `min_max_ratio`."""
+    """Return (D_max - D_min) / D_min of each point that no other point coincides with (`min_max_ratio`)."""
     x = full_precision(finite_rows(as_matrix("features", features, rows=2), "features"))
     x = moderate(x, size(x))
     ratios = []

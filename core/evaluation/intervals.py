@@ -33,7 +33,7 @@ def bootstrap_interval(
     draws: int = 10_000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Return the bootstrap percentile interval of a statistic (Efron 1979); nan if no sample has two values.
+    """Return the bootstrap percentile interval of a statistic (Efron 1979), or nan if no sample has two values.
 
     Several samples are stratified as in Agarwal et al. 2021 (rliable): each sample is redrawn separately, and the
     statistic is computed of all drawn values together.

@@ -229,7 +229,7 @@ class _Solver:
     def _line_search(
         self, weights: Tensor, direction: Tensor, decrement: Tensor, bound: Tensor, masks: Tensor, c: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Step along the direction; return the weights, and gradient and mean z^2 there.
+        """Step along the direction, and return the weights, and gradient and mean z^2 there.
 
         The slope rises from -decrement. If it is far above 0 the step was too long, and the secant says by how much.
         """

@@ -45,8 +45,8 @@ class ProbeResult:
 
     Attributes:
         accuracy: in [0, 1].
-        top5: accuracy of the five best classes; None with five classes or fewer.
-        std: standard deviation over repeated draws; None for a single fit.
+        top5: accuracy of the five best classes, or None with five classes or fewer.
+        std: standard deviation over repeated draws, or None for a single fit.
         converged: whether the convex solver met its tolerance.
         classes: (C,) labels.
         scores: (n_test, C) of the last fit. Column j belongs to classes[j].
@@ -286,7 +286,7 @@ def mean_classifier(
 ) -> ProbeResult:
     """Return the accuracy of the mean classifier, argmax_c f(x)^T mu_c (Arora et al. 2019, W^mu), on raw features.
 
-    labels_per_class: points per class for each mean, repeated over seeded draws (mu-5 with 5); None for all points.
+    labels_per_class: points per class for each mean, repeated over seeded draws (mu-5 with 5). None takes all points.
     Features so large that products overflow are divided by their largest value, and so are the scores.
 
     Raises:

@@ -141,7 +141,7 @@ class Constructors(PairData):
         Args:
             f: (B, d) of consecutive sentences, the anchors.
             g: (B, d) of the same sentences by the other encoder, the candidates.
-            document: (B,) long, the document of each sentence; neighbours never cross documents.
+            document: (B,) long, the document of each sentence. Neighbours never cross documents.
             window: sentences on each side that are positives, 1 to 10,000.
             self_logit: "drop" leaves the sentence itself out. "zero" keeps it as a negative with logit 0, as in the
                 authors' code, by adding the zero vector as a candidate. Terms that count pairs see it at distance

@@ -22,7 +22,7 @@ def converged(decompose: Callable[[Tensor], Result], matrix: Tensor) -> Result:
 
 
 def singular_values(matrix: Tensor) -> Tensor:
-    """Return singular values in descending order, at least in single precision; nan if a value is not finite."""
+    """Return singular values in descending order, at least in single precision, or all nan if a value is not finite."""
     wide = full_precision(matrix.detach())
     if not bool(wide.isfinite().all()):
         return wide.new_full((min(wide.shape),), float("nan"))

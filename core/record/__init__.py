@@ -60,8 +60,8 @@ class Histogram(Part):
     Attributes:
         edges: of the bins, bins + 1 increasing numbers.
         all: of all pairs, one count for each bin.
-        same: of pairs of one class; None without labels.
-        different: of pairs of two classes; None without labels.
+        same: of pairs of one class, or None without labels.
+        different: of pairs of two classes, or None without labels.
         correct: of held-out anchors to their positives. None if the domain has no such pairs.
         incorrect: of held-out anchors to their negatives, or None.
     """

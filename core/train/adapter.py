@@ -106,7 +106,7 @@ class Adapter(ABC):
         part: the part that `evaluate`, `features("test")` and `held_out_pairs` use, "test" or "validation". It starts
             as "validation" if a share is set aside. The trainer sets it, and the test part is not read before that.
         reported: the part on which the run's results are computed.
-        total_steps: updates of the whole run. The trainer sets it; None outside a run.
+        total_steps: updates of the whole run. The trainer sets it. It is None outside a run.
         steps_per_epoch: number of batches that `batches(epoch)` yields on each rank (all ranks yield the same). 1 if
             there are no epochs.
     """
@@ -239,7 +239,7 @@ class Adapter(ABC):
         both afterwards. Pass features through `objective.transform` before probing, as CLLR asks.
 
         Args:
-            objective: the trained `Composite`; None for "none".
+            objective: the trained `Composite`, or None for "none".
         """
 
     @abstractmethod
@@ -273,10 +273,10 @@ class Adapter(ABC):
         return None
 
     def held_out_pairs(self, objective: Any) -> Pairs | None:
-        """Return transformed test points with the pairs that the data define; None without such pairs.
+        """Return transformed test points with the pairs that the data define, or None without such pairs.
 
         Args:
-            objective: the trained `Composite`; None for "none".
+            objective: the trained `Composite`, or None for "none".
         """
         return None
 
@@ -299,7 +299,7 @@ class Adapter(ABC):
 
         Args:
             features: the layer, one of the domain's own names. None for what probes see.
-            objective: the trained `Composite`; None for "none".
+            objective: the trained `Composite`, or None for "none".
 
         Raises:
             ConfigError: the domain does not support it.

@@ -266,7 +266,7 @@ def restore(run: Any, state: dict[str, Any]) -> None:
 
 
 def first_start(run: Any) -> str | None:
-    """Return when the first attempt of a run began; None if there is no record.
+    """Return when the first attempt of a run began, or None if there is no record.
 
     Raise CheckpointError if the data have changed, and the model is built from them.
     """

@@ -55,7 +55,7 @@ def train(
     rank calls this.
 
     Args:
-        config: what to run (`load_recipe(...).config`); its hash names the folder inside `runs`.
+        config: what to run (`load_recipe(...).config`). Its hash names the folder inside `runs`.
         runs: folder of all runs.
         resume: "auto" continues from the newest readable checkpoint, "never" starts again, a `Path` (no text) is one.
         overwrite: run again although a finished record exists, and remove the old one.
@@ -152,7 +152,7 @@ class Run:
         log: trackers.
 
     Attributes:
-        objective: the `Composite`; None for "none".
+        objective: the `Composite`, or None for "none".
         update: makes the updates of `fit`, which builds it. None before, and in a domain with a loop of its own.
         step: updates done.
         total_steps: of the whole run.
@@ -369,7 +369,7 @@ class Run:
         """Evaluate the encoder as it is, and log the results.
 
         Returns:
-            The results; None on ranks other than 0.
+            The results, or None on ranks other than 0.
         """
         with self.not_training():
             return self.evaluation.evaluate(self)

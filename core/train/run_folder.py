@@ -161,7 +161,7 @@ def find_run(text: str | Path, runs: str | Path = DEFAULT_RUNS) -> RunFolder:
 
     Args:
         text: the path of a run's folder, or the first hexadecimal digits of its id, in lower case.
-        runs: the folder of runs; it need not exist.
+        runs: the folder of runs, which need not exist.
 
     Raises:
         ConfigError: nothing or more than one run fits.

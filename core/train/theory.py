@@ -59,7 +59,7 @@ def theory_of_run(
     Raises:
         RecordError: the run is not finished, or its record or metrics cannot be read.
         OptionError: an argument is out of its range.
-        DataError: labels cannot be read, or are not one for each row; features that are not finite.
+        DataError: labels cannot be read, or are not one for each row, or features are not finite.
     """
     if form not in FORMS:
         raise OptionError(f"unknown form {form!r} of features. Allowed: {', '.join(FORMS)}.", "form")

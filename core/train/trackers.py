@@ -45,7 +45,7 @@ class Trackers:
     """The trackers of a run in progress. Their errors end the run with a message that names the tracker.
 
     trackers.json of the run's folder has their ids of the run and the number of logged lines. `keep_bytes` is the size
-    of metrics.jsonl at the checkpoint of `step`; trackers may have later lines too.
+    of metrics.jsonl at the checkpoint of `step`. Trackers may have later lines too.
     """
 
     def __init__(

@@ -336,7 +336,7 @@ def _hash_of_files(files: list[Path]) -> str:
 
 @lru_cache(maxsize=64)
 def _hash_of(known: tuple[tuple[Path, int, int], ...]) -> str:
-    """Return the hash of files; `known` has their times and sizes, so that changed files are read again."""
+    """Return the hash of files. `known` has their times and sizes, so that changed files are read again."""
     found = hashlib.sha256()
     for path, _, size in known:
         found.update(f"{path.name}\0{size}\0".encode())

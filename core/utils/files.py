@@ -34,7 +34,7 @@ _OF_THE_DISK = {*_HINTS, errno.EIO, errno.ENAMETOOLONG}
 
 
 def why(error: OSError, option: str = "--runs") -> str:
-    """Explain an OSError and how to fix it; `option` is what chose the path ("": unknown)."""
+    """Explain an OSError and how to fix it. `option` is what chose the path ("": unknown)."""
     other = f", or choose another folder with {option}" if option else ""
     hint = _HINTS.get(error.errno or 0, "").format(other=other)
     return ". ".join(filter(None, [error.strerror or str(error), hint])) + "."
@@ -68,14 +68,14 @@ def disk_error(error: BaseException | None) -> OSError | None:
 
 
 def is_file(path: Path) -> bool:
-    """Return whether there is such a file; False for an impossible name."""
+    """Return whether there is such a file. An impossible name is none."""
     with suppress(OSError, ValueError):
         return path.is_file()
     return False
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether there is such a folder; False for an impossible name."""
+    """Return whether there is such a folder. An impossible name is none."""
     with suppress(OSError, ValueError):
         return path.is_dir()
     return False
@@ -89,7 +89,7 @@ def instead_of_folder(path: Path) -> str:
 
 
 def instead_of_file(path: Path) -> str:
-    """Return what is in the place of a file, such as "a folder"; "" for a file or for nothing."""
+    """Return what is in the place of a file, such as "a folder", or "" for a file or for nothing."""
     if is_folder(path):
         return "a folder"
     with suppress(OSError, ValueError):

@@ -22,7 +22,7 @@ def processor_name() -> str:
 
 
 def processor_facts() -> dict[str, str]:
-    """Return /proc/cpuinfo of the last processor by name (`model name`, `flags`); {} on other systems."""
+    """Return /proc/cpuinfo of the last processor by name (`model name`, `flags`). It is {} on other systems."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -139,7 +139,7 @@ _tables: list[tuple[weakref.ref[Table], Callable[[Any], str]]] = []
 def undoable(table: Table, module: Callable[[Any], str] = lambda value: "") -> Table:
     """Restore a table of registered values when a plug-in fails while it is imported.
 
-    `module` returns the name of the module that registered a value, which must be imported again; "" for none.
+    `module` returns the name of the module that registered a value, which must be imported again, or "" for none.
     """
     _tables[:] = [each for each in _tables if each[0]() is not None]
     _tables.append((weakref.ref(table), module))

@@ -177,7 +177,7 @@ class Progress:
         """Remove the bar.
 
         Args:
-            step: steps done at the end; None for the last update.
+            step: steps done at the end, or None for the last update.
         """
         if self._bar is not None:
             if step is not None:

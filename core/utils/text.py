@@ -24,13 +24,13 @@ def warn(message: str, stacklevel: int = 1) -> None:
 
     Args:
         message: the text.
-        stacklevel: as of `warnings.warn`; 1 is the caller.
+        stacklevel: as of `warnings.warn`. 1 is the caller.
     """
     warnings.warn(printable(message), stacklevel=stacklevel + 1)
 
 
 def screen_width() -> int:
-    """Return the columns of the terminal, at least 40. COLUMNS overrides it; without a terminal it is 80."""
+    """Return the columns of the terminal, at least 40. COLUMNS overrides it. Without a terminal it is 80."""
     return max(40, shutil.get_terminal_size().columns)
 
 
@@ -191,7 +191,7 @@ def shortened(text: str, most: int = 300) -> str:
 
 
 def number(value: float | None) -> str:
-    """Format a number with four significant digits; None is "not finite"."""
+    """Format a number with four significant digits. None is "not finite"."""
     if value is None:
         return "not finite"
     if 0.001 <= abs(value) < 1000 or value == 0:

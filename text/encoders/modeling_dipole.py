@@ -49,7 +49,7 @@ class DipoleSentenceModel(PreTrainedModel):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Weights come from the file; nothing is drawn."""
+        """Draw nothing, as all weights come from the file."""
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **ignored: Any) -> BaseModelOutput:
         """Encode padded token ids (B, T)."""

@@ -38,7 +38,7 @@ class WordGRU(Encoder):
 
     Args:
         table: word embeddings, shared with other encoders if they hold the same module.
-        width: of the output; "combine" gives twice that.
+        width: of the output. "combine" gives twice that.
     """
 
     table: nn.Embedding

@@ -227,7 +227,7 @@ def evaluate(
 
     Args:
         encode: a SentenceTransformer, another object with a method `encode`, a model of transformers, or a function
-            from a list of sentences (tokens joined by blanks; some are empty) to an array (n, d).
+            from a list of sentences (tokens joined by blanks, some of them empty) to an array (n, d).
         tasks: names as in SentEval.
         task_path: folder that holds SentEval's downstream/.
         batch_size: sentences that are encoded at a time, >= 1. None: a function gets all of them, a model 32.

@@ -132,7 +132,7 @@ class HubEncoder(Encoder):
         }
 
     def _try(self, image: Tensor, processor: Processor) -> Any:
-        """Return all outputs for an image; without hidden states if the model has none."""
+        """Return all outputs for an image, without hidden states if the model has none."""
         self.model.eval()
         with torch.enable_grad():
             try:
@@ -256,7 +256,7 @@ def _channels(config: Any) -> int:
 
 
 def _with_fewer_channels(weights: dict[str, Tensor], like: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Give each channel of the first layer an equal share of the sum over its old channels; keep other weights."""
+    """Give each channel of the first layer an equal share of the sum over its old channels. Other weights stay."""
     found = dict(weights)
     for name, weight in weights.items():
         shape = like[name].shape
@@ -297,7 +297,7 @@ def register_exports() -> None:
 
 @dataclass(frozen=True)
 class Processor:
-    """Image size in pixels, and mean and standard deviation of each channel in [0, 1]; None where it has none.
+    """Image size in pixels, and mean and standard deviation of each channel in [0, 1], or None where it has none.
 
     overridden: the processor's statistics, where a recipe sets others.
     """
@@ -309,7 +309,7 @@ class Processor:
 
 
 def processor_of(config: EncoderSettings) -> Processor:
-    """Read the image processor of a [vision.encoder] table's model; the table's own statistics win."""
+    """Read the image processor of a [vision.encoder] table's model. The table's own statistics win."""
     source = config.source
     read = _read(source, replace(source, weights="random").content)
     if config.mean is None and config.std is None:
@@ -334,7 +334,7 @@ def _read(source: backbone.NetworkSource, content: str | None) -> Processor:
 
 
 def from_settings(settings: Mapping[str, Any], source: backbone.NetworkSource) -> Processor:
-    """Read preprocessor_config.json; its rescaling is converted to pixels in [0, 1]."""
+    """Read preprocessor_config.json, with its rescaling converted to pixels in [0, 1]."""
     settings = settings.get("image_processor", settings)
     cropped = settings.get("do_center_crop", "crop_size" in settings)
     size = _side((cropped and settings.get("crop_size")) or settings.get("size"))

@@ -103,7 +103,7 @@ class CMC(Framework):
         colour: the network for a and b, two channels.
         colour_head: its projection head. None is a copy of `head`, or the paper's.
         images: rows of the memory bank: images of the data set.
-        bank: negatives drawn from the memory bank; None for those of the batch. With a bank, call
+        bank: negatives drawn from the memory bank. None takes those of the batch. With a bank, call
             `model(views, index=rows)`.
         momentum: of the memory bank.
         directions: "sum" adds the losses of the two directions, as in the authors' code. "mean" averages them.
@@ -284,7 +284,7 @@ def both_directions(
 
 
 def draw_others(total: int, excluded: Tensor, count: int, seed: int) -> Tensor:
-    """Draw `count` indices of `total` images, without those excluded (B,); total >= count + B."""
+    """Draw `count` indices of `total` images, without those excluded (B,). total >= count + B."""
     order = torch.randperm(total, generator=generator(seed, excluded.device), device=excluded.device)
     order = order[: count + len(excluded)]  # enough, whatever is excluded
     is_excluded = torch.zeros(total, dtype=torch.bool, device=excluded.device).index_fill_(0, excluded, True)

@@ -102,7 +102,7 @@ FOLDER = "a folder of images"
 
 @register_source(FOLDER, matches=lambda text, path: path.is_dir(), general=True, quick=True)
 def image_folder(source: str, options: Decoding, wanted: Classes) -> Source:
-    """Open a folder of images per class, or such folders per split (train/CLASS/x.jpg); loose images are unlabelled.
+    """Open a folder of images per class, or such folders per split (train/CLASS/x.jpg). Loose images are unlabelled.
 
     The class is the first folder, as in torchvision: CLASS/more/x.jpg. `split_folders` says which folders are splits.
     Labels in a metadata file replace those of the folders.
@@ -153,7 +153,7 @@ def image_folder(source: str, options: Decoding, wanted: Classes) -> Source:
 
 
 def split_folders(tree: Tree) -> tuple[str, ...]:
-    """Return the names of the folders that are splits; () if the folders are classes.
+    """Return the names of the folders that are splits, or () if the folders are classes.
 
     Folders are splits if all have names of splits, or if one has the name of a training split and one of a test split.
     A single folder with such a name is a class (train, bus, car), unless it holds classes and the others do not look

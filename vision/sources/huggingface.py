@@ -101,7 +101,7 @@ def _tables(path: Path) -> Iterator[Path]:
 
 @register_source("a parquet file or a folder of them", matches=_is_parquet)
 def parquet(source: str, options: Decoding, wanted: Classes) -> Source:
-    """Open parquet files in the Hub's layout; file names tell the splits (train-00000-of-00001.parquet)."""
+    """Open parquet files in the Hub's layout, where file names tell the splits (train-00000-of-00001.parquet)."""
     path = Path(source).expanduser()
     files = [path] if path.is_file() else sorted(_tables(path))
     if not files:

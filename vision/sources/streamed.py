@@ -96,7 +96,7 @@ def _stream(name: str, builder: Any, split: str, options: Decoding) -> ImageSet:
 
 
 def _count(table: Any, shards: int, image: str, label: str | None) -> list[list[Any]]:
-    """Return the labels of each shard; None for each image without a label column.
+    """Return the labels of each shard. They are None without a label column.
 
     Raise NoClassesError if a label is neither a number nor text.
     """

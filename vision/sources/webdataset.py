@@ -45,7 +45,7 @@ class Sample(NamedTuple):
 def webdataset(source: str, options: Decoding, wanted: Classes) -> Source:
     """Open tar files by pattern: {000..009}, {a,b}, * and ?, several joined by ::, or a folder of them.
 
-    Names before the number tell the splits (train-000.tar, val-000.tar); shards of one name are the split 'train'.
+    Names before the number tell the splits (train-000.tar, val-000.tar). Shards of one name are the split 'train'.
     Nothing is unpacked: an image is read by its offset, so each rank reads only its own.
     """
     groups: dict[str, list[Path]] = {}

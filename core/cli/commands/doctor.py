@@ -67,7 +67,7 @@ LOW_DISK = 2 * 2**30
 
 
 def examine(runs: Path) -> Iterator[Finding]:
-    """Yield the findings; `runs` is the folder of runs."""
+    """Yield the findings. `runs` is the folder of runs."""
     yield _python()
     yield from _torch()
     yield from _packages()

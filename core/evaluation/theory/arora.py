@@ -268,7 +268,7 @@ def unsupervised(features: Tensor, labels: Tensor, loss: Loss = "hinge", k: Nega
 
     Args:
         features: (n, d), not normalised.
-        labels: (n,) classes; negative means none.
+        labels: (n,) classes. A negative number is no label.
         loss: "hinge" or "logistic" (base 2).
         k: negatives, >= 1.
 
@@ -292,7 +292,7 @@ def mean_classifier(features: Tensor, labels: Tensor, loss: Loss = "hinge", k: N
 
     Args:
         features: (n, d), not normalised.
-        labels: (n,) classes, two at least; negative means none.
+        labels: (n,) classes, two at least. A negative number is no label.
         loss: "hinge" or "logistic" (base 2).
         k: as in `unsupervised`.
 
@@ -315,7 +315,7 @@ def intraclass_deviation(features: Tensor, labels: Tensor) -> float:
 
     Args:
         features: (n, d), not normalised.
-        labels: (n,) classes; negative means none.
+        labels: (n,) classes. A negative number is no label.
 
     Raises:
         DataError: as `unsupervised`.
@@ -332,10 +332,10 @@ def intraclass_deviation(features: Tensor, labels: Tensor) -> float:
 )
 @in_range
 def class_collision(labels: Tensor, k: Negatives = 1) -> float:
-    """Probability that one of k negatives is of the positive's class; nan without labels.
+    """Probability that one of k negatives is of the positive's class, or nan without labels.
 
     Args:
-        labels: (n,) classes; negative means none.
+        labels: (n,) classes. A negative number is no label.
         k: negatives, >= 1.
 
     Raises:

@@ -26,7 +26,7 @@ def relative_variance(features: Tensor) -> float:
         features: (n >= 2, H), not normalised.
 
     Returns:
-        The variance; nan if all points coincide.
+        The variance, or nan if all points coincide.
     """
     squared = torch.pdist(features.double()).square()
     mean = squared.mean()

@@ -71,7 +71,7 @@ def regularizer(embeddings: Tensor, delta_pos: float, delta_neg: float, reductio
 
 
 def class_ratio(labels: Tensor) -> float:
-    """(K_max/K_min)/C, K_k the number of points outside class k (LMCL, Theorem 3); inf with one class."""
+    """(K_max/K_min)/C, K_k the number of points outside class k (LMCL, Theorem 3), or inf with one class."""
     outside = len(labels) - labels.unique(return_counts=True)[1]
     if len(outside) < 2:
         return math.inf

@@ -160,12 +160,12 @@ def measure(
     """Evaluate every theorem for which there are data.
 
     Args:
-        features: (n >= 2, d) f(x); Arora's theorems take them as they are, LMCL's on the unit sphere.
-        labels: (n,) classes, or None; a negative label means none.
-        choices: options of the theorems; by default those of `Choices`.
+        features: (n >= 2, d) f(x). Arora's theorems take them as they are, LMCL's on the unit sphere.
+        labels: (n,) classes, or None. A negative number is no label.
+        choices: options of the theorems. The default is `Choices()`.
         facts: what the run's objective and record say.
         metrics: lines of metrics.jsonl.
-        projected: (n, H) L Phi(x) of any length, for CLLR's distances; `features` when None.
+        projected: (n, H) L Phi(x) of any length, for CLLR's distances. The default is `features`.
 
     Returns:
         All numbers, both sides of every inequality, and reasons for missing ones.

@@ -32,7 +32,7 @@ class CrossEntropy(InfoNCE):
         L_i = -log( e^{a_i . w_{y_i}} / sum_{c=1..C} e^{a_i . w_c} )
 
     Args:
-        classes: C >= 2; labels are 0 to C - 1.
+        classes: C >= 2. Labels are 0 to C - 1.
 
     Raises:
         PairsError: if the pairs have no labels, a label is outside 0..C-1, or the width of the embeddings changes.
