@@ -161,7 +161,7 @@ def _against_base(results: SuiteResults) -> list[str]:
     if several:
         base, own_base = "their bases", "its base"
     if found:
-        named = [_leads(c, several) for c in sorted(found, key=lambda c: -abs(_lead(c)))]
+        named = [_leads(c, several) for c in sorted(found, key=lambda c: (c.row.objective == "none", -abs(_lead(c))))]
         count = f"{len(found)} of {counted(len(among), 'difference')} from {base} {are(len(found))} significant"
         return [f"{count}: {first_of(named, NAMED)}."]
     best = max(among, key=_lead)
@@ -197,8 +197,8 @@ def _over_columns(results: SuiteResults) -> list[str]:
     if results.manifest.kind != "study" or len(results.columns) < 2:
         return []
     gains = [(rank.label, rank.gain) for rank in ranks(results) if rank.gain is not None and rank.has_gain]
-    named = []
-    for label, gain in sorted(gains, key=lambda each: each[1].p):
+    named, untrained = [], {row.label for row in results.manifest.rows if row.objective == "none"}
+    for label, gain in sorted(gains, key=lambda each: (each[0] in untrained, each[1].p)):
         verb, interval = "loses", f"{number(100 * gain.low)} to {number(100 * gain.high)}"
         if gain.value > 0:
             verb = "gains"

@@ -84,7 +84,7 @@ def weight_picture(name: str, option: str, values: Sequence[Any], fixed: str = "
             axes.set_yscale("symlog", linthresh=10 ** round(math.log10(middle)))
     axes.set_xlabel("cosine of a negative to the anchor (the positive's is 0.8)")
     axes.set_ylabel("dL / ds of that negative")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))  # where no curve is
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     return svg(figure)

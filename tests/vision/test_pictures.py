@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 
 import numpy as np
@@ -118,6 +119,9 @@ def test_a_run_as_json_and_as_a_picture(run, capsys, tmp_path):
     assert len(found["curves"]["cllr_theorem_2"]["step"]) == 4
     assert theory(run, capsys, "--json", "--picture", str(second))[0] == 0
     assert first.read_bytes() == second.read_bytes()
+    places = dict(re.findall(r'y="([\d.]+)".*>(update T|least .* so far)<', first.read_text()))
+    words = {word: float(place) for place, word in places.items()}
+    assert words["least ||grad F||^2 so far"] > words["update T"]  # the legend is below the axes and covers no curve
 
 
 def test_other_labels_and_features(run, capsys, tmp_path):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dipole.core.evaluation.theory.report import Report
 
 MEASURED, BOUND, LOOSER, NEUTRAL = "#1f5a94", "#d1603d", "#e3a48c", "#777777"
+BELOW: dict[str, Any] = {"fontsize": 7, "frameon": False, "loc": "upper center", "bbox_to_anchor": (0.5, -0.18)}
 FORMATS = (".svg", ".png", ".pdf")
 RADII = [0.25 * step for step in range(2, 17)]  # r of Figure 1
 
@@ -161,7 +162,7 @@ def _margins(axes: Axes, report: Report) -> None:
     axes.plot(x, curve["middle"], color=BOUND, marker=".", label="(delta- - delta+) R1 + K/C")
     axes.plot(x, curve["error"], color=MEASURED, marker=".", label="similarity error")
     axes.set(xlabel="delta+", yscale="log")
-    axes.legend(fontsize=7, frameon=False)
+    axes.legend(**BELOW)
 
 
 def _gradient(axes: Axes, report: Report) -> None:
@@ -175,4 +176,4 @@ def _gradient(axes: Axes, report: Report) -> None:
     axes.loglog(curve["step"], curve["bound"], color=BOUND, label=bound)
     axes.xaxis.set_minor_formatter("")
     axes.set_xlabel("update T")
-    axes.legend(fontsize=7, frameon=False)
+    axes.legend(**BELOW)
