@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.text import shortened
 
 
 def plain(value: Any) -> Any:
@@ -25,14 +26,14 @@ def check_integers(low: int = 1, /, **options: Any) -> None:
     """Raise ConfigError unless every option is an integer of at least `low`."""
     for name, value in options.items():
         if not _is(Integral, value) or value < low:
-            raise ConfigError(f"{name} must be an integer >= {low}, got {value!r}.")
+            raise ConfigError(f"{name} must be an integer >= {low}, got {shortened(repr(value), 80)}.")
 
 
 def check_number(low: float, high: float, /, **options: Any) -> None:
     """Raise ConfigError unless every option is a number between the bounds, which are allowed."""
     for name, value in options.items():
         if not _is(Real, value) or not low <= value <= high:
-            raise ConfigError(f"{name} must be a number from {low:g} to {high:g}, got {value!r}.")
+            raise ConfigError(f"{name} must be a number from {low:g} to {high:g}, got {shortened(repr(value), 80)}.")
 
 
 def check_seed(seed: Any) -> int | None:

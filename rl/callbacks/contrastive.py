@@ -106,6 +106,9 @@ class ContrastiveCallback(BaseCallback):
         tau: float = 0.05,
     ) -> None:
         super().__init__()
+        built = given_composite(objective)
+        if built is None:
+            raise ConfigError("ContrastiveCallback needs an objective. Leave the callback out for none.")
         check_integers(updates=updates)
         check_integers(2, batch_size=batch_size)
         check_number(0, math.inf, learning_rate=learning_rate)
@@ -114,9 +117,6 @@ class ContrastiveCallback(BaseCallback):
             raise ConfigError(f"augmentation must be a function of images (B, C, H, W), got {augmentation!r}.")
         if not callable(encoder):
             raise ConfigError(f"encoder must be a function that finds a module in the agent, got {encoder!r}.")
-        built = given_composite(objective)
-        if built is None:
-            raise ConfigError("ContrastiveCallback needs an objective. Leave the callback out for none.")
         self.objective, self.updates, self.batch_size = built, updates, batch_size
         self.augmentation, self.find = augmentation, encoder
         self.learning_rate, self.tau = learning_rate, tau

@@ -137,6 +137,7 @@ SEES = r"\(3, 36, 36\), and the agent sees .*\(9, 36, 36\).*Make VecNormalize th
 
 @pytest.mark.parametrize(("make", "settings", "said"), [
     (sac, {"updates": 0}, "updates must be an integer >= 1, got 0"),
+    (sac, {"objective": {}, "updates": {}}, "objective must be a text .*got dict"),  # the class as a callback
     (sac, {"batch_size": 1}, "batch_size must be an integer >= 2, got 1"),
     (sac, {"learning_rate": -1}, "learning_rate must be a number from 0 to inf, got -1"),
     (sac, {"tau": 2}, "tau must be a number from 0 to 1, got 2"),
