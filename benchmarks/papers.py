@@ -119,8 +119,8 @@ def _of_suite(paper: Paper, suite: Suite, label: str, what: str) -> Item:
         sized, said = suite.at("small"), {"scale": "no scale `paper`"}
     measured = dict.fromkeys(f"`{column.metric_of(row)}`" for row, column, _ in sized.cells())
     where = f"suite `{suite.name}`: {', '.join(measured)}"
-    if len(sized.seeds) > 1:
-        where += f", {len(sized.seeds)} seeds"
+    seeds = {name: len(suite.at(name).seeds) for name in suite.scale}
+    where += "".join(f", {count} seeds ({name})" for name, count in seeds.items() if count > 1)
     differs = "<br>".join(f"{key}: {value}" for key, value in said.items())
     why = "<br>".join(dict.fromkeys(f"{key}: {reason}" for key in said if (reason := paper.why(key))))
     options = {"small": "", "paper": " --scale paper"}

@@ -5,14 +5,7 @@ from dataclasses import dataclass, replace
 from math import isfinite, nan
 
 from dipole.benchmarks.claims.published import PrintedCell
-from dipole.benchmarks.claims.verdicts import (
-    NOT_COMPARED,
-    NOT_DECIDABLE,
-    NOTHING,
-    Evidence,
-    against,
-    decide,
-)
+from dipole.benchmarks.claims.verdicts import NOT_COMPARED, NOT_DECIDABLE, NOTHING, Evidence, against, decide
 from dipole.benchmarks.statistics import Summary, holm, number
 from dipole.benchmarks.statistics.differences import Estimate, of_one_more_trial, of_summaries
 from dipole.core.utils.errors import DataError

@@ -245,6 +245,7 @@ def test_rules_of_settings(wanted, values, lines):
 
 def test_the_page_of_the_papers_is_what_the_suites_say(tmp_path, capsys):
     assert page.main(["--check", str(DOCS / "papers.md")]) == 0, "run `python -m dipole.benchmarks.papers`"
+    assert "`linear/accuracy`, 12 seeds (small), 3 seeds (paper)" in page.page()  # of `cacr-table12`
     stale = tmp_path / "papers.md"
     stale.write_text("something else\n")
     assert page.main(["--check", str(stale)]) == 1

@@ -317,8 +317,7 @@ def repeated(weights: Tensor) -> tuple[Pairs, Pairs]:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [*sorted(set(NAMES) - NO_MEAN - {"blocks"}), "dp(reduction=mean)", "dp(reduction=sum)", "cacr(cost=rbf)"],
+    "name", [*sorted(set(NAMES) - NO_MEAN - {"blocks"}), "dp(reduction=mean)", "dp(reduction=sum)", "cacr(cost=rbf)"]
 )
 def test_a_weight_of_two_is_an_anchor_that_occurs_twice(name):
     """In `blocks` the anchors define the negatives, so one that occurs twice is another batch."""

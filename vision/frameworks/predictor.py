@@ -30,14 +30,7 @@ from dipole.vision.frameworks.base import (
 )
 from dipole.vision.frameworks.branch import check_module, placed_like
 from dipole.vision.frameworks.moco import every_view_in_turn
-from dipole.vision.frameworks.queue import (
-    Fresh,
-    Queue,
-    check_literal,
-    check_momentum,
-    cosine_schedule,
-    momentum_update,
-)
+from dipole.vision.frameworks.queue import Fresh, Queue, check_literal, check_momentum, cosine_schedule, momentum_update
 from dipole.vision.heads import Prediction, prediction_head
 from dipole.vision.settings import VisionSettings
 
