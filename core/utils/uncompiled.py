@@ -1,6 +1,5 @@
 """`torch.compiler.disable` without its slow import."""
 
-import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -12,16 +11,16 @@ T = TypeVar("T")
 
 
 def uncompiled(function: Callable[P, T]) -> Callable[P, T]:
-    """Return the function wrapped by `torch.compiler.disable`, once a process has loaded the compiler.
+    """Return the function wrapped by `torch.compiler.disable`, where something is compiled.
 
     torch.compiler.disable loads the compiler at once, which takes as long as importing torch. Most commands never
-    compile and should not wait for it.
+    compile and should not wait for it. Elsewhere the function is called as it is.
     """
     left_alone: list[Callable[P, T]] = []
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        if "torch._dynamo" not in sys.modules:
+        if not torch.compiler.is_compiling():
             return function(*args, **kwargs)
         if not left_alone:
             left_alone.append(torch.compiler.disable(function))
