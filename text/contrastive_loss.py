@@ -133,11 +133,18 @@ class ContrastiveLoss(nn.Module):
                         f"the column {name!r} holds values of the type {kind}, and labels are numbers. Give data."
                         f"class_encode_column({name!r}), or data.remove_columns({name!r}) if the loss needs no labels."
                     )
-                is_single = hasattr(part, "unique") and len(features) == 2  # of one text, and no stream
-                if is_single and {-1, 0} <= set(part.select_columns(name).unique(name)):
+                found = set(part.select_columns(name).unique(name)) if hasattr(part, "unique") else set()  # no stream
+                if len(features) == 2 and {-1, 0} <= found:  # of one text
                     warn(
                         f"-1 in the column {name!r} is a class here, and SNLI and others mark rows without a label "
                         f"with it. If yours does, give data.filter(lambda row: row[{name!r}] >= 0).",
+                        stacklevel=2,
+                    )
+                # Of several sets, some may be for a loss of scores.
+                if len(features) > 2 and part is dataset and (found == {0, 1} or (kind[0] == "f" and len(found) > 1)):
+                    warn(
+                        f"every row is trained as a pair, whatever its {name!r} is. If that says which rows belong "
+                        f"together, give data.filter(lambda row: row[{name!r}] > 0), or take CoSENTLoss for scores.",
                         stacklevel=2,
                     )
 
@@ -177,7 +184,7 @@ class ContrastiveLoss(nn.Module):
         if not columns:
             raise PairsError(f"{type(self).__name__} got no column of text; it needs (anchor, positive, ...).")
         try:
-            found: list[Tensor] = embed_columns(self.model, columns)
+            return embed_columns(self.model, columns)
         except KeyError as error:
             if error.args != ("sentence_embedding",):
                 raise
@@ -186,7 +193,6 @@ class ContrastiveLoss(nn.Module):
                 f"the model ({name}) gives no sentence_embedding: its modules end before the pooling. "
                 "Add a Pooling module, or a module that writes features['sentence_embedding']."
             ) from None
-        return found
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None = None) -> Tensor:
         """The loss of embeddings, ().
@@ -217,14 +223,11 @@ class ContrastiveLoss(nn.Module):
         except PairsError as error:
             if "needs labels" not in str(error):
                 raise
+            fix = "give the data set a column 'label' of class numbers."
             if labels is not None:
-                raise PairsError(
-                    f"{self.objective} needs labels: class numbers, got {labels.dtype} of shape {tuple(labels.shape)}. "
-                    "Scores are no classes: cast the column 'label' to whole numbers."
-                ) from None
-            raise PairsError(
-                f"{self.objective} needs labels: give the data set a column 'label' of class numbers."
-            ) from None
+                fix = f"class numbers, got {labels.dtype} of shape {tuple(labels.shape)}. Scores are no classes: cast "
+                fix += "the column 'label' to whole numbers."
+            raise PairsError(f"{self.objective} needs labels: {fix}") from None
         advice = "A batch needs two rows or more: leave out a last batch of one (dataloader_drop_last=True)."
         if len(embeddings[0]) > 1:
             advice = (
@@ -365,11 +368,7 @@ def class_numbers(labels: Tensor, batch: int) -> Tensor:
     """
     if labels.shape != (batch,):
         raise PairsError(f"labels must be one class number for each of {batch} sentences, got {tuple(labels.shape)}.")
-    if labels.dtype == torch.bool:
-        return labels.long()
-    if not labels.is_floating_point():
-        return labels
-    if not bool(((labels == labels.round()) & (labels.abs() < LARGEST)).all()):
+    if labels.is_floating_point() and not bool(((labels == labels.round()) & (labels.abs() < LARGEST)).all()):
         raise PairsError(
             "labels are scores, not classes: one column of text needs a column 'label' of whole numbers. "
             "For pairs with scores take two columns and a loss such as CoSENTLoss."

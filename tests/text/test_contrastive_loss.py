@@ -139,19 +139,21 @@ def test_labels_that_were_read_as_floats(folder, kind):
 
 
 @pytest.mark.parametrize(
-    ("labels", "message"),
-    [(["a", "b"] * 3, r"type string, and labels are numbers.*class_encode_column\('label'\)"),
-     ([-1, 0, 1] * 2, None)],
+    ("labels", "columns", "message"),
+    [(["a", "b"] * 3, 1, r"type string, and labels are numbers.*class_encode_column\('label'\)"),
+     ([-1, 0, 1] * 2, 1, "-1 in the column 'label' is a class here, and SNLI.* >= 0"),
+     ([1, 0, 1] * 2, 2, "trained as a pair, whatever its 'label' is.*filter"),
+     ([0.2, 1.0, 0.5] * 2, 3, "trained as a pair.*CoSENTLoss")],
 )  # fmt: skip
-def test_labels_of_a_training_set_are_checked_before_the_first_step(folder, tmp_path, labels, message):
+def test_labels_of_a_training_set_are_checked_before_the_first_step(folder, tmp_path, labels, columns, message):
     model = tiny_model(folder)
-    data = Dataset.from_dict({"anchor": COLUMNS["anchor"], "label": labels})
+    data = Dataset.from_dict({**{name: COLUMNS[name] for name in [*COLUMNS][:columns]}, "label": labels})
     args = Arguments(str(tmp_path), max_steps=1, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True)
     trainer = SentenceTransformerTrainer(model, args, data, loss=dipole.text.ContrastiveLoss(model, "infonce"))
-    if message is not None:
+    if isinstance(labels[0], str):
         refused(PairsError, message, trainer.train)
         return
-    with pytest.warns(UserWarning, match="-1 in the column 'label' is a class here, and SNLI.* >= 0"):
+    with pytest.warns(UserWarning, match=message):
         trainer.train()
 
 
