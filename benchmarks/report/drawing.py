@@ -44,7 +44,7 @@ def to_svg(spec: Mapping[str, Any]) -> str:
 
 def to_files(chart: Chart) -> dict[str, str | bytes]:
     """Return a chart as files by suffix: SVG, PDF and Vega-Lite spec, in the light colours, with its title."""
-    title = printable(chart.title)
+    title = re.sub("[\U00010000-\U0010ffff]", "?", printable(chart.title))  # vl-convert fails if it cuts one in two
     titled = {**chart.spec, "title": title}
     svg = with_colours(to_svg(titled), light())
     about = f"<title>{escape(title)}</title><desc>{escape(chart.description)}</desc>"
