@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -59,7 +60,9 @@ def write_onnx(
             off = _off(folder / FILE, module, (example, *others))
         except Exception as again:
             _raise_disk_error(again)
-            cause = _root(error)
+            cause: BaseException = error
+            while cause.__cause__ is not None:  # the exporter's own errors only say how to report them
+                cause = cause.__cause__
             reason = str(cause).strip().partition("\n")[0]
             raise TrainingError(f"this network cannot be written as ONNX: {type(cause).__name__}: {reason}") from error
     if not off <= TOLERANCE:
@@ -98,7 +101,8 @@ def _write_traced(
     path: Path, module: nn.Module, example: Mapping[str, Tensor], free: Mapping[str, Mapping[int, str]]
 ) -> None:
     """Export by tracing the example, as `torch.export` fails on some shapes or fixes an axis that should be free."""
-    with _quiet():
+    # If it fails, it would print thousands of lines.
+    with _quiet(), mock.patch.object(torch._C, "_jit_onnx_log", create=True):
         torch.onnx.export(
             module,
             kwargs=dict(example),
@@ -113,13 +117,6 @@ def _write_traced(
 def _raise_disk_error(error: Exception) -> None:
     if refused := disk_error(error):
         raise refused from error
-
-
-def _root(error: BaseException) -> BaseException:
-    """Return the root cause of an error. The exporter's own errors only say how to report them."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
 
 
 def run_onnx(path: Path, inputs: Mapping[str, Tensor]) -> Tensor:

@@ -49,7 +49,6 @@ def engine(path, batcher=rows, **more):
 
 @pytest.mark.parametrize(("given", "message"), [
     ({"kfold": 1}, "kfold must be a whole number from 2 up, got '1'"),
-    ({"kfold": True}, "kfold must be"),
     ({"kfold": 5.0}, "kfold must be"),
     ({"seed": -1}, "seed must be"),
     ({"seed": 2**40}, "seed must be"),
@@ -70,12 +69,9 @@ def engine(path, batcher=rows, **more):
     ({"classifier": {"nhid": 0, "optim": "sgd"}}, "learning rate"),
     ({"classifier": [0]}, "classifier must be a dictionary"),
     ({"classifier": {"nhid": -1}}, "nhid must be a whole number from 0"),
-    ({"classifier": {"nhid": "many"}}, "nhid must be"),
     ({"classifier": {"nhid": 0, "max_epoch": -1}}, "max_epoch must be"),
     ({"classifier": {"nhid": 0, "batch_size": 0}}, "batch_size must be"),
-    ({"classifier": {"nhid": 0, "tenacity": -2}}, "tenacity must be"),
     ({"classifier": {"nhid": 0, "dropout": 1.0}}, "dropout must be"),
-    ({"classifier": {"nhid": 0, "optim": "nosuch"}}, "unknown optim 'nosuch'"),
     ({"classifier": {"nhid": 0, "optim": 3}}, "optim must be text"),
     ({"classifier": {"nhid": 0, "optim": "sgd,lr=-1"}}, "optim 'sgd,lr=-1'"),
 ])  # fmt: skip
@@ -87,6 +83,7 @@ def test_repeated_tasks_bytes_and_known_files(shared_data):
     assert task_names({"MR", "CR"}) == ["CR", "MR"]
     assert task_names(["MR", "CR", "MR"]) == ["MR", "CR"]
     assert task_names("MR") == ["MR"]
+    refused(OptionError, "task_path must be the folder", load_task, "CR", {"task_path": "data"})
     left, right = np.array([[3, 200]], dtype=np.uint8), np.array([[5, 100]], dtype=np.uint8)
     assert np.array_equal(pair_features(left, right), [[2, 100, 15, 20000]])
     for relative, digest in DIGESTS.items():

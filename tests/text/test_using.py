@@ -13,9 +13,10 @@ from huggingface_hub import ModelCard
 
 from dipole.core.cli import main
 from dipole.core.train.inference import embed
+from dipole.core.train.onnx_file import write_onnx
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import evaluate_run, load_run
-from dipole.core.utils.errors import CheckpointError, ConfigError, DataError, DipoleError, OptionError
+from dipole.core.utils.errors import CheckpointError, ConfigError, DataError, DipoleError, OptionError, TrainingError
 from dipole.text import encoders
 from dipole.text.embed import FunctionEmbedder, SentenceEmbedder, read_sentences
 from dipole.text.encode import SentenceEncoder
@@ -260,6 +261,14 @@ def test_onnx_gives_the_same_vectors(tmp_path, kind):
     export_as("onnx", encoder, tmp_path, Record())
     found = open_folder(tmp_path, CPU, None).vectors([*SENTENCES, *SENTENCES[:1]]).numpy()
     assert found == pytest.approx(encoder.encode([*SENTENCES, *SENTENCES[:1]]), abs=1e-5)
+
+
+def test_a_network_without_onnx_prints_no_graph(tmp_path, capfd):
+    bessel = torch.nn.Module()
+    bessel.forward = lambda x: torch.special.bessel_j0(x)
+    given = {"x": torch.ones(3, 2)}, {"x": ["batch"]}, []
+    refused(TrainingError, "cannot be written as ONNX", write_onnx, tmp_path, bessel, *given)
+    assert "graph" not in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("to", ["sentence-transformers", "transformers", pytest.param("onnx", marks=pytest.mark.slow)])

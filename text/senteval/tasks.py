@@ -9,7 +9,7 @@ from stat import S_ISREG
 from typing import Literal
 
 from dipole.core.train.data_sets import how_to_get
-from dipole.core.utils.errors import DataError, nearest
+from dipole.core.utils.errors import DataError, OptionError, nearest
 from dipole.core.utils.text import counted, warn
 
 Sentence = list[str]
@@ -430,8 +430,11 @@ def load_task(name: str, task_path: str | Path, check: bool = True) -> Task:
         The sentences and labels of each split.
 
     Raises:
+        OptionError: `task_path` is no path.
         DataError: unknown name, or a file is missing, empty, or is not the file that results are compared on.
     """
+    if not isinstance(task_path, str | Path):
+        raise OptionError(f"task_path must be the folder that holds SentEval's downstream/, got {task_path!r:.60}")
     if not isinstance(name, str) or name not in READERS:
         raise DataError(f"unknown task {name!r}; known: {', '.join(READERS)}.{nearest(str(name), READERS)}")
     files = TaskFiles(name, Path(task_path), check)
