@@ -3,6 +3,7 @@
 import gzip
 import json
 import shutil
+import warnings
 
 import numpy as np
 import pandas
@@ -258,7 +259,8 @@ ENCODERS = {
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow][: k != "projected"]) for k in ENCODERS])
 def test_onnx_gives_the_same_vectors(tmp_path, kind):
     encoder = ENCODERS[kind]()
-    export_as("onnx", encoder, tmp_path, Record())
+    with warnings.catch_warnings(action="error", category=UserWarning):
+        export_as("onnx", encoder, tmp_path, Record())
     found = open_folder(tmp_path, CPU, None).vectors([*SENTENCES, *SENTENCES[:1]]).numpy()
     assert found == pytest.approx(encoder.encode([*SENTENCES, *SENTENCES[:1]]), abs=1e-5)
 

@@ -114,8 +114,8 @@ batch = tokenizer({shown(encoder)}, padding=True{truncated(encoder)}, return_ten
 def _check_texts(encoder: SentenceEncoder, folder: Path) -> None:
     """Raise TrainingError if tokenizer and file do not give the run's vectors of texts, of a long one too."""
     texts = [text for text in probe_of(encoder) if text]
-    opened = open_folder(folder, torch.device("cpu"), None)
-    assert opened is not None  # the files were just written
+    opened: Any = open_folder(folder, torch.device("cpu"), None)
+    opened.tokens = None  # words of the check may be unknown
     wanted = torch.from_numpy(encoder.encode(texts))
     off = float((opened.vectors(texts) - wanted).abs().max() / wanted.abs().max().clamp_min(1))
     if not off <= TOLERANCE:
