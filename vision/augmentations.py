@@ -151,10 +151,7 @@ class Augment:
         return [self._normalized(view) for view in views]
 
     def _of_picture(self, image: Image.Image, augment: Augmentation, generator: torch.Generator | None) -> Tensor:
-        try:
-            picture = eight_bits(image)
-        except ValueError as error:
-            raise OptionError(f"Augment cannot read this image of mode {image.mode!r}: {error}.") from None
+        picture = eight_bits(image)
         if picture.mode != "L":
             picture = picture.convert("RGB")
         picture = upright(picture, image)

@@ -69,10 +69,9 @@ def build_optimizer(config: TrainConfig, parameters: Iterable[Tensor]) -> Optimi
     # One kernel for all parameters, where PyTorch has it.
     fused = all(parameter.device.type in ("cpu", "cuda") and parameter.dtype.is_floating_point for parameter in wanted)
     betas = config.betas or (0.9, 0.999)
-    if config.optimizer == "adam":
-        return torch.optim.Adam(groups, lr=rate, betas=betas, weight_decay=decay, fused=fused)
-    if config.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=rate, betas=betas, weight_decay=decay, fused=fused)
+    kinds: dict[str, Callable[..., Optimizer]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    if config.optimizer in kinds:
+        return kinds[config.optimizer](groups, lr=rate, betas=betas, weight_decay=decay, fused=fused)
     momentum = config.momentum or 0.0
     if config.optimizer == "lars":
         return LARS(groups, lr=rate, momentum=momentum, weight_decay=decay)

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image
 
+from dipole.core.utils.errors import OptionError
+
 MANY_PIXELS = 25_000_000
 DENSE = 400  # pixels for a byte
 TURNS = {
@@ -75,16 +77,16 @@ def eight_bits(image: Image.Image) -> Image.Image:
     Pillow's own conversion clips such values at 255.
 
     Raises:
-        ValueError: the white level is unknown.
+        OptionError: the white level is unknown.
     """
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         values = np.asarray(image).astype(np.float64) / 65535
     elif image.mode == "I":
-        raise ValueError("32-bit whole numbers do not say which value is white; save it with 8 or 16 bits a channel")
+        raise OptionError("32-bit whole numbers do not say which value is white; save it with 8 or 16 bits a channel")
     elif image.mode == "F":
         values = np.asarray(image).astype(np.float64)
         if not (values.min() >= 0 and values.max() <= 1):
-            raise ValueError(
+            raise OptionError(
                 f"its numbers go from {values.min():g} to {values.max():g}, and floating-point pixels lie in [0, 1]; "
                 "scale them, or save it with 8 or 16 bits a channel"
             )

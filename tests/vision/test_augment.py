@@ -18,7 +18,7 @@ from scipy.ndimage import correlate1d
 from scipy.stats import ks_2samp
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 from dipole import DipoleError
 from dipole.core.train.recipe import load_recipe, resolve
@@ -397,19 +397,13 @@ def test_modes_of_pillow(mode, channels):
     assert 0.1 < float(view.mean()) < 0.9
 
 
-class Pictures(torch.utils.data.Dataset):
-    def __init__(self, transform):
-        self.transform = transform
-
-    def __len__(self):
-        return 6
-
-    def __getitem__(self, row):
-        return self.transform(picture(seed=row)[0])
+def views_of(transform, rows):
+    return default_collate([transform(picture(seed=row)[0]) for row in rows])
 
 
 def test_workers_of_a_loader_give_lists_of_batches():
-    load_views = partial(DataLoader, Pictures(pickle.loads(pickle.dumps(Augment("moco", size=8)))), batch_size=3)
+    collate = partial(views_of, pickle.loads(pickle.dumps(Augment("moco", size=8))))
+    load_views = partial(DataLoader, range(6), batch_size=3, collate_fn=collate)
     torch.manual_seed(0)
     found = list(load_views(num_workers=1))
     assert [[tuple(view.shape) for view in views] for views in found] == [[(3, 3, 8, 8)] * 2] * 2
@@ -428,7 +422,7 @@ def test_workers_of_a_loader_give_lists_of_batches():
     (lambda: Augment("simclr", mean=(0.5,)), None, "takes mean and std together"),
     (lambda: Augment("simclr", mean=(0.5,), std=(0,)), None, "std > 0"),
     (lambda: Augment("simclr", mean=(0.5,), std=(1, 1)), None, "one number for each channel"),
-    (lambda: Augment("simclr", size=8), Image.new("I", (8, 8)), "mode 'I': 32-bit whole numbers"),
+    (lambda: Augment("simclr", size=8), Image.new("I", (8, 8)), "32-bit whole numbers do not say"),
     (lambda: Augment("simclr", size=8), "cat.png", "a PIL image, or a tensor (C, H, W) or (n, C, H, W), got str"),
     (lambda: Augment("simclr", size=8), np.zeros((8, 8, 3)), "got ndarray. Make a tensor of an array"),
     (lambda: Augment("simclr", size=8), torch.zeros(8, 8), "(8, 8). An image (H, W) needs image[None]"),

@@ -294,9 +294,9 @@ class Framework(nn.Module):
         loss: Tensor = outcome.loss
         return loss
 
-    def _view_counts(self) -> tuple[int, int | None]:
-        """Return the smallest and the largest number of views of an image. None: any."""
-        return (1, 1) if self.single else (2, None)
+    def _fewest_views(self) -> int:
+        """Return the smallest number of views of an image. Captions belong to one view."""
+        return 1 if self.single else 2
 
     def _checked(self, views: Sequence[Tensor]) -> list[Tensor]:
         found = list(views) if isinstance(views, Iterable) and not isinstance(views, Tensor) else [views]
@@ -315,9 +315,9 @@ class Framework(nn.Module):
                     f"{name}: views[{number}] has {counted(len(view), 'image')}, views[0] has {len(found[0])}. Row b "
                     "of each is a view of image b."
                 )
-        fewest, most = self._view_counts()
-        if len(found) < fewest or (most is not None and len(found) > most):
-            wanted = f"{fewest} or more views" if most is None else counted(most, "view")
+        fewest = self._fewest_views()
+        if len(found) < fewest or (self.reads_captions and len(found) > 1):
+            wanted = "1 view" if self.reads_captions else f"{fewest} or more views"
             given = str(len(found))
             if isinstance(views, Tensor):
                 given = f"one tensor {tuple(views.shape)}. Call model([first, second])"
@@ -367,9 +367,7 @@ class Framework(nn.Module):
         self.objective.to(next((each.device for each in self.branches()[0].parameters()), None))
         if not any(nn.parameter.is_lazy(each) for each in self.objective.parameters()):
             return
-        width = None
-        if self._reads_features():
-            width = self.branches()[0].width
+        width = self.branches()[0].width if self._reads_features() else None
         self.objective.build(self.embedding_dim, width)
 
     def _reads_features(self) -> bool:

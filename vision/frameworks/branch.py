@@ -165,10 +165,7 @@ def feature_width(backbone: nn.Module) -> int:
 
 
 def measured(module: nn.Module, trials: Iterable[Tensor], fix: str, most: int = 1) -> list[tuple[Tensor, int]]:
-    """Return up to `most` of the inputs that a module reads, each with the width of its rows.
-
-    Raise ConfigError with the error of the first one and `fix` if it reads none.
-    """
+    """Return up to `most` inputs that a module reads, each with its rows' width. Raise ConfigError if it reads none."""
     found: list[tuple[Tensor, int]] = []
     first = ""
     with in_mode(False, module), torch.no_grad():

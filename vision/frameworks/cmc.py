@@ -196,9 +196,6 @@ class CMC(Framework):
             assert isinstance(branch.encoder, Encoder)
             branch.encoder.set_statistics(mean, std.clamp_min(1e-3))
 
-    def _view_counts(self) -> tuple[int, int | None]:
-        return 1, None
-
     def embed(self, batch: Batch) -> EncodedBatch:
         if self.bank is not None and batch.rows is None:
             raise PairsError("CMC with a memory bank needs the index of each image: model(views, index=rows), (B,).")

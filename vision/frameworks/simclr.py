@@ -171,8 +171,8 @@ class SupCon(SimCLR):
             raise PairsError("SupCon finds positives by the labels: model(views, labels), with (B,) class numbers.")
         return super().forward(views, labels, index)
 
-    def _view_counts(self) -> tuple[int, int | None]:
-        return 1, None
+    def _fewest_views(self) -> int:
+        return 1
 
     def _pair(self, rows: dict[str, Any], seed: int) -> AnyPairs:
         return Pairs.from_labels(rows["view"], rows["labels"], rows.get("index"))

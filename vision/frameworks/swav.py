@@ -87,8 +87,8 @@ class SwAV(OneBranch):
     def sample(cls, views: int, rows: Rows, labels: Tensor | None) -> Pairs:
         return Pairs.from_crops(rows(views).unbind(1), labels=labels)
 
-    def _view_counts(self) -> tuple[int, int | None]:
-        return max(2, self.large), None
+    def _fewest_views(self) -> int:
+        return max(2, self.large)
 
     def embed(self, batch: Batch) -> EncodedBatch:
         large, small = (in_passes(self.branch, part) for part in (batch.views[: self.large], batch.views[self.large :]))
