@@ -208,13 +208,13 @@ def check_weights(weights: Tensor, anchors: Tensor, shapes: dict[str, tuple[int,
         check_tensor("weights", weights, " or ".join(shapes))
     if not isinstance(weights, Tensor) or weights.is_complex() or tuple(weights.shape) not in shapes.values():
         allowed = " or ".join(f"{name} = {shape}" for name, shape in shapes.items())
-        raise PairsError(f"weights must be a tensor of shape {allowed}, got {shape_of(weights)}.")
+        raise PairsError(f"weights must be real numbers in a tensor of shape {allowed}, got {shape_of(weights)}.")
     weights = weights.to(anchors.device, torch.promote_types(anchors.dtype, torch.float32))
-    fine = (weights >= 0) & weights.isfinite()
+    fine = (weights >= 0) & (weights < 1e30)  # whose sums are finite in float32
     if weights.device.type in ("cuda", "meta"):
-        torch._assert_async(fine.all(), "weights must be finite and >= 0.")
+        torch._assert_async(fine.all(), "weights must be finite and >= 0, below 1e30.")
     elif not bool(fine.all()):
-        raise PairsError(f"weights must be finite and >= 0, got {weights[~fine][0].item():g}.")
+        raise PairsError(f"weights must be finite and >= 0, below 1e30, got {weights[~fine][0].item():g}.")
     return weights
 
 

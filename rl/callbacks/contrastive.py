@@ -244,7 +244,7 @@ class ContrastiveCallback(BaseCallback):
         if hasattr(model, "learning_starts") and not self._agent_learns():
             reason = f"The agent's learning_starts is {model.learning_starts}: lower it, or train for longer"
         elif self._few:
-            reason = "There were fewer than two different observations: train for longer, or look at the images"
+            reason = "There were fewer than two different observations: raise n_steps, train longer, or see the images"
         elif self._events == 0:
             reason = "It is inside an EventCallback that had no event: let it happen more often"
         return f"ContrastiveCallback took no step in {model.num_timesteps} timesteps. {reason}."
