@@ -25,7 +25,7 @@ from dipole.benchmarks.suite import CHANGED, Sized
 from dipole.core.record import Part, RunRecord, schema_problem
 from dipole.core.record.additions import AddedResult
 from dipole.core.train.identity import values_hash
-from dipole.core.utils.errors import DataError, ReceivedError, RecordError
+from dipole.core.utils.errors import ConfigError, ReceivedError, RecordError
 from dipole.core.utils.files import atomic_write, is_file, why
 from dipole.core.utils.received import parse_json, read_lines
 
@@ -185,10 +185,10 @@ def results_files(place: Path) -> list[Path]:
 
 
 def some_files(place: Path) -> list[Path]:
-    """Return the results files of a place. DataError if there are none."""
+    """Return the results files of a place. ConfigError if there are none."""
     if paths := results_files(place):
         return paths
-    raise DataError(f"no results file {place}, and none in it. `dipole results add RUNS --out DIR` writes some.")
+    raise ConfigError(f"no results file {place}, and none in it. `dipole results add RUNS --out DIR` writes some.")
 
 
 def known_runs(places: Iterable[Path]) -> dict[str, RunRecord]:

@@ -32,7 +32,7 @@ from dipole.benchmarks.run_records import Collection, UnreadRecord, read_records
 from dipole.benchmarks.statistics import LEVEL, PairedTest, Summary, detectable_by, difference, holm, summarize
 from dipole.benchmarks.suite import marked
 from dipole.core.record import RunRecord
-from dipole.core.utils.errors import DataError, RecordError
+from dipole.core.utils.errors import ConfigError, RecordError
 from dipole.core.utils.files import is_file, is_folder
 from dipole.core.utils.text import counted
 
@@ -62,7 +62,7 @@ class Gathered:
 def gather(places: Iterable[Path]) -> Gathered:
     """Return the runs of folders and results files. If two places have the same run, the first finished one counts.
 
-    Raise DataError if a place is neither, or is a single run.
+    Raise ConfigError if a place is neither, or is a single run.
     """
     places = list(places)
     found = _Found()
@@ -83,12 +83,12 @@ def gather(places: Iterable[Path]) -> Gathered:
 
 def _check_place(place: Path) -> None:
     if not is_file(place) and not is_folder(place):
-        raise DataError(
+        raise ConfigError(
             f"no runs folder {place}, and no results file. Give what `dipole train`, `dipole bench` or "
             "`dipole results` wrote."
         )
     if is_file(place / "record.json"):
-        raise DataError(
+        raise ConfigError(
             f"{place} is one run. Give its parent folder, {place.parent}. `dipole compare` compares two runs."
         )
 

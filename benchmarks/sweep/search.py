@@ -27,6 +27,7 @@ from dipole.core.record import read_record
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load_recipe
 from dipole.core.utils.errors import ConfigError, nearest
+from dipole.core.utils.files import disk_refusing
 from dipole.core.utils.machine import processors
 from dipole.core.utils.text import counted
 
@@ -65,7 +66,11 @@ def sweep(
     search = _Search(recipe, overrides, space, metric, not minimize, name, runs, stderr)
     make_runs_folder(runs / SWEEPS)
     slots = make_engine(engine, jobs, threads, slurm=slurm).slots
-    with closing(Study(runs / SWEEPS / search.name, search.space, search.described, not minimize, seed)) as study:
+    folder = runs / SWEEPS / search.name
+    with (
+        disk_refusing(f"cannot write the search {folder}"),
+        closing(Study(folder, search.space, search.described, not minimize, seed)) as study,
+    ):
         begun = len(study.spent())
         say(stderr, f"Search {search.name}: {begun} of {counted(trials, 'trial')} begun, {slots} at a time.")
         with ThreadPoolExecutor(slots) as pool:

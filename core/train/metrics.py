@@ -42,7 +42,8 @@ class MetricsFile:
         return self._file.tell()
 
     def close(self) -> None:
-        self._file.close()
+        with self._writing():
+            self._file.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -172,8 +172,9 @@ def find_run(text: str | Path, runs: str | Path = DEFAULT_RUNS) -> RunFolder:
         True
     """
     path, text, runs = Path(text), str(text), Path(runs)
-    if is_folder(path) and is_run(path):
-        return RunFolder(path)
+    for each in (path, runs / path):
+        if is_folder(each) and is_run(each):
+            return RunFolder(each)
     fits: list[Path] = []
     if re.fullmatch("[0-9a-f]{1,100}", text):
         fits = sorted(each for each in runs.glob(f"{text}*") if is_run(each))

@@ -41,18 +41,23 @@ def why(error: OSError, option: str = "--runs") -> str:
 
 
 @contextmanager
-def disk_refusing(problem: str, kind: type[DipoleError] = TrainingError) -> Iterator[None]:
-    """Turn an OSError of the block into an error of `kind`: the problem, its reason and the fix (see `why`)."""
+def disk_refusing(problem: str, kind: type[DipoleError] = TrainingError, option: str = "--runs") -> Iterator[None]:
+    """Turn an OSError of the block, also a wrapped one, into an error of `kind`: problem, reason and fix (`why`)."""
     try:
         yield
-    except OSError as error:
-        raise kind(f"{problem}: {why(error)}") from error
+    except DipoleError:
+        raise
+    except Exception as error:
+        refused = error if isinstance(error, OSError) else disk_error(error)
+        if refused is None:
+            raise
+        raise kind(f"{problem}: {why(refused, option)}") from error
 
 
 def disk_error(error: BaseException | None) -> OSError | None:
     """Return the disk's refusal among an error and its causes, None if there is none.
 
-    safetensors, torch and onnx wrap it in errors of their own, whose text has the number at best.
+    safetensors, torch, onnx and SQLite wrap it in errors of their own, whose text has the number at best.
     """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -61,6 +66,8 @@ def disk_error(error: BaseException | None) -> OSError | None:
             return error
         if number := re.search(r"\(os error (\d+)\)", str(error)):
             return OSError(int(number[1]), os.strerror(int(number[1])))
+        if "database or disk is full" in str(error):
+            return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if "PytorchStreamWriter failed writing" in str(error):
             return OSError(f"the disk refused the file ({str(error).splitlines()[0].partition('. ')[0]})")
         error = error.__cause__ or error.__context__

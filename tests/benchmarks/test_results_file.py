@@ -17,7 +17,7 @@ from dipole.benchmarks.run.bench import bench
 from dipole.benchmarks.suite import read_suite
 from dipole.benchmarks.suite_results import gather
 from dipole.core.cli import main
-from dipole.core.utils.errors import ConfigError, DataError, RecordError
+from dipole.core.utils.errors import ConfigError, RecordError
 from tests.benchmarks.conftest import Here, damaged, suite_text, written
 from tests.hostile import ODD, changed, places
 from tests.runs import refused
@@ -172,9 +172,9 @@ def test_what_is_no_results_file_is_a_problem_of_the_report(runs_folder, tmp_pat
 
 
 def test_places_that_are_none(tmp_path, runs_folder):
-    refused(DataError, "no runs folder", make_report, [tmp_path / "none"])
-    refused(DataError, "dipole results add", results_file.known_runs, [tmp_path / "none"])
-    refused(DataError, "dipole results add", contents, [tmp_path / "none"])
+    refused(ConfigError, "no runs folder", make_report, [tmp_path / "none"])
+    refused(ConfigError, "dipole results add", results_file.known_runs, [tmp_path / "none"])
+    refused(ConfigError, "dipole results add", contents, [tmp_path / "none"])
     runs_folder.suite("empty", [("infonce", "infonce", None)], [("kNN", "vision")], None, seeds=())
     refused(ConfigError, "no suite has finished runs", add, [runs_folder.path], tmp_path / "kept")
     (tmp_path / "file").touch()

@@ -53,7 +53,7 @@ STRANGERS = {
     ("list", "runs", "--runs", "nowhere"): ("--runs nowhere: no such folder", 2),
     ("list", "runs", "--runs", "empty.txt"): ("--runs empty.txt: it is a file", 2),
     ("check", "infonce", "--engine", "nothing"): ("'nothing' names no engine; there are dense, eager, triton", 1),
-    ("report", "run"): ("run is one run. Give its parent folder, ..", 1),
+    ("report", "run"): ("run is one run. Give its parent folder, ..", 2),
     ("report", "d", "-o", "empty.txt/x.html"): ("choose another folder with -o", 1),
     ("report", "bad.jsonl"): ("nothing could be read: `Problems` in report.html says why", 1),
 }
@@ -62,14 +62,14 @@ STRANGERS = {
 @pytest.mark.parametrize("command", cli.names())
 def test_a_failure_is_one_object_on_stdout_and_the_text_on_stderr(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    arguments, expected = FAILURES[command].split(), 1 if command in ("report", "results") else 2
+    arguments = FAILURES[command].split()
     plain = dipole(capsys, command, *arguments)
-    assert plain[:2] == (expected, "")
+    assert plain[:2] == (2, "")
     code, out, err = dipole(capsys, command, *arguments, "--json")
-    assert (code, err) == (expected, plain[2])
+    assert (code, err) == (2, plain[2])
     (found,) = [json.loads(line) for line in out.splitlines()]
     assert found["error"].keys() == {"type", "message", "exit_code"}
-    assert found["error"]["exit_code"] == expected
+    assert found["error"]["exit_code"] == 2
     assert err.rstrip().endswith(f"error: {found['error']['message']}")
 
 

@@ -35,7 +35,7 @@ from dipole.core.utils.received import parse_json, parse_toml, read_json
 from dipole.core.utils.seeding import rng_state
 from tests.hostile import NO_FILES, answered, contents, settings_of, toml_contents
 from tests.runs import refused
-from tests.systems import was_killed
+from tests.systems import file_limit, was_killed
 
 
 def state(step: int) -> dict:
@@ -181,7 +181,9 @@ def test_metrics_are_cut_back_and_a_torn_line_is_left_out(tmp_path):
     assert [line["step"] for line in read_metrics(path)] == [1, 2]
     second = MetricsFile(path, keep)
     second.write({"step": 2, "train/loss": 0.25})
-    second.close()
+    with file_limit(10):
+        refused(TrainingError, f"cannot write {path}", second.write, {"step": 3})
+        refused(TrainingError, f"cannot write {path}", second.close)
     assert [line["train/loss"] for line in read_metrics(path)] == [None, 0.25]
 
 

@@ -21,6 +21,7 @@ from dipole.core.train.shipped import broken_folders, shipped
 from dipole.core.utils import plugins
 from dipole.core.utils.errors import ConfigError
 from tests.runs import refused as fails
+from tests.systems import file_limit
 
 
 class Package(SimpleNamespace):
@@ -237,3 +238,6 @@ def test_next_lines_can_be_typed_and_existing_places_are_left(tmp_path, capsys):
     assert f"{tmp_path / 'mine'} exists already" in refused(capsys, "new", "mine", "--into", tmp_path)
     assert "--out" in refused(capsys, "new", "mine", "--into", tmp_path / "file")
     assert not list((tmp_path / "mine").iterdir())
+    with file_limit(300):
+        assert "The file size limit is reached" in refused(capsys, "new", "other", "--into", tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "mine", "my work"}

@@ -229,8 +229,11 @@ def test_checkpoint_of_another_configuration_is_refused(blobs, tmp_path, monkeyp
     assert dipole.train(load_recipe(blobs).config, str(tmp_path)).updated == record.updated  # finished: not run again
     folder = dipole.find_run(record.hash[:6], str(tmp_path))
     assert dipole.load_run(folder)[0] == record
+    (tmp_path / "moved").mkdir()
+    renamed = folder.path.rename(tmp_path / "moved" / "my run")
+    assert dipole.find_run("my run", tmp_path / "moved").path == renamed
     refused(ConfigError, r"load_recipe\(...\)\.config", dipole.train, blobs)
-    refused(ConfigError, "find_run", dipole.load_run, folder.path)
+    refused(ConfigError, "find_run", dipole.load_run, renamed)
 
 
 @posix

@@ -1,9 +1,11 @@
 """Exported folders give the features of the run in the libraries that load them, or leave nothing behind."""
 
+import errno
 import json
 import os
 import pickle
 import re
+import sqlite3
 import subprocess
 import sys
 from collections import OrderedDict
@@ -283,6 +285,11 @@ def test_a_full_disk_is_the_reason_and_nothing_is_left(trained, tmp_path, capfd,
     said = capfd.readouterr().err
     assert f"cannot export to {out}: File too large. The file size limit is reached" in said
     assert out.exists() == there
+    full = sqlite3.connect(":memory:")
+    full.execute("PRAGMA max_page_count = 1")
+    with pytest.raises(sqlite3.OperationalError) as found:
+        full.execute("CREATE TABLE trials (number)")
+    assert disk_error(found.value).errno == errno.ENOSPC
     assert disk_error(ValueError("os error is not meant")) is disk_error(FileNotFoundError(2, "No such file")) is None
     if (to, limit) == ("transformers", 300):
         assert main(["export", trained, "--to", "timm", "--out", str(out)]) == 2  # nor of a format that does not fit

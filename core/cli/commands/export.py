@@ -70,27 +70,18 @@ def run(arguments: argparse.Namespace) -> int:
 def _write(arguments: argparse.Namespace, folder: RunFolder, out: Path) -> str | None:
     """Write the folder, upload it with --push, and return the address of the upload."""
     from dipole.core.train.trained_run import load_run
-    from dipole.core.utils.errors import TrainingError
-    from dipole.core.utils.files import disk_error, why
+    from dipole.core.utils.files import disk_refusing
 
     record, adapter, objective = load_run(folder, "cpu")
     adapter.module.eval()
     if objective is not None:
         objective.eval()
-    try:
-        with _filled(out) as temporary:
-            adapter.export(arguments.to, temporary, record, objective)
-            if arguments.license is not None:
-                from dipole.core.train.card import set_licence
+    with disk_refusing(f"cannot export to {out}", option="--out"), _filled(out) as temporary:
+        adapter.export(arguments.to, temporary, record, objective)
+        if arguments.license is not None:
+            from dipole.core.train.card import set_licence
 
-                set_licence(temporary, arguments.license)
-    except Exception as error:
-        refused = disk_error(error)
-        if refused is None and isinstance(error, OSError):
-            refused = error
-        if refused is None:
-            raise
-        raise TrainingError(f"cannot export to {out}: {why(refused, '--out')}") from error
+            set_licence(temporary, arguments.license)
     write(out)
     if arguments.push is None:
         return None

@@ -23,6 +23,7 @@ from dipole.core.train.config import RunConfig
 from dipole.core.train.domains import domain_names
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.extras import quoted
+from dipole.core.utils.files import disk_refusing, replacing
 
 # File to write -> its template in `cli/template`; @name@ and @package@ are filled in.
 COMMON = {".gitignore": "gitignore.in", ".github/workflows/ci.yml": "ci.yml.in"}
@@ -70,18 +71,15 @@ def run(arguments: argparse.Namespace) -> int:
     if folder.exists() or folder.is_symlink():
         raise ConfigError(f"{folder} exists already. Nothing was changed: give another NAME, or --out FOLDER.")
     template = files("dipole.core.cli") / "template"
+    paths = {filled(target, name, package): template / source for target, source in source_of.items()}
     with json_answer(arguments.json) as answer:
-        answer["package"], answer["files"] = str(folder), []
-        for target, source in source_of.items():
-            path = folder / filled(target, name, package)
-            text = filled((template / source).read_text(encoding="utf-8"), name, package).replace("@shown@", shown)
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text, encoding="utf-8")
-            except OSError as error:
-                raise ConfigError(f"cannot write {path}: {error.strerror}. Give --out FOLDER.") from None
-            answer["files"].append(str(path))
-            print(path)
+        with disk_refusing(f"cannot write {folder}", ConfigError, "--out"), replacing(folder) as temporary:
+            for path, source in paths.items():
+                text = filled(source.read_text(encoding="utf-8"), name, package).replace("@shown@", shown)
+                (temporary / path).parent.mkdir(parents=True, exist_ok=True)
+                (temporary / path).write_text(text, encoding="utf-8")
+        answer |= {"package": str(folder), "files": [str(folder / path) for path in paths]}
+        print(*answer["files"], sep="\n")
         print(f"\nnext:\n  cd {quoted(str(folder))}\n  pip install -e {quoted('.[dev]')}\n  pytest")
         print(f"  dipole show {shown}")
         if arguments.domain:
