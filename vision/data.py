@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
 from typing import Any, Literal, Self
+from unicodedata import normalize
 
 import torch
 from pydantic import Field, model_validator
@@ -166,7 +167,8 @@ def load(config: DataConfig, seed: Seeds, validation: float = 0.0) -> Parts:
         only = [sorted(set(a) - set(b))[:5] for a, b in permutations((train.class_names, test.class_names))]
         raise DataError(
             f"the training and test parts have different classes: only in training: {', '.join(only[0]) or 'none'}; "
-            f"only in test: {', '.join(only[1]) or 'none'}."
+            f"only in test: {', '.join(only[1]) or 'none'}. Set vision.data.test_split (or test) to a part with the "
+            "same classes, or rename them."
         )
     if config.limit is not None and config.limit < len(train):
         train = _part(train, torch.randperm(len(train), generator=seed.torch("data", "limit"))[: config.limit])
@@ -240,7 +242,7 @@ def read_classes(source: str | None) -> tuple[str, ...] | None:
     lists = {name.removesuffix("_classes"): path for name, path in shipped("published", "*_classes.txt").items()}
     path = lists.get(source, Path(source))
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = [normalize("NFC", line.strip()) for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"the class list {path} cannot be read: {error}.") from error
     names = tuple(line for line in lines if line and not line.startswith("#"))

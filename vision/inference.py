@@ -107,9 +107,10 @@ def read_images(
             elif on_corrupt == "skip":
                 told.append(f"{name} ({found})")
             else:
-                raise DataError(
-                    f"{where / name} cannot be decoded ({found}). Repair it, take it out, or add --on-corrupt skip."
-                )
+                fix = "Repair it, take it out, or add --on-corrupt skip"
+                if where / name == path:
+                    fix = f"Give an image that can be read, or {described()}"
+                raise DataError(f"{where / name} cannot be decoded ({found}). {fix}.")
 
     return Inputs("path", rows(), total)
 

@@ -171,6 +171,8 @@ def parquet(out: Path, key: str) -> Iterator[Write]:
                 nonlocal file
                 flat = pyarrow.array(np.ascontiguousarray(found, dtype=np.float32).ravel())
                 lists = pyarrow.FixedSizeListArray.from_arrays(flat, found.shape[1])
+                if isinstance(names[0], str):  # names of files may be no UTF-8
+                    names = [name.encode(errors="backslashreplace").decode() for name in names]
                 table = pyarrow.table({key: pyarrow.array(names), "features": lists})
                 if file is None:
                     file = ParquetWriter(str(temporary), table.schema)

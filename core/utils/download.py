@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -227,6 +228,10 @@ def _check(file: RemoteFile, path: Path) -> None:
         found = file_hash(path, kind)
         if found != published.lower():
             problem = f"{kind} {found}; the published one is {published}"
+    elif not file.path.lower().endswith(("html", "htm")):
+        with open(path, "rb") as opened:
+            if re.match(rb"\s*<(!doctype )?html", opened.read(CHUNK), re.IGNORECASE):
+                problem = "a web page in place of its content"
     if problem:
         aside = path.with_name(f"{Path(file.path).name}.wrong")
         with suppress(OSError):

@@ -4,7 +4,7 @@ import io
 from typing import Any
 
 import numpy as np
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from dipole.core.utils.errors import OptionError
 
@@ -43,7 +43,10 @@ def open_image(data: bytes) -> Image.Image:
         raise ValueError("the file is empty")
     if data.startswith(b"version https://git-lfs"):
         raise ValueError("a pointer of Git LFS in place of the image; fetch it with: git lfs pull")
-    image = Image.open(io.BytesIO(data))
+    try:
+        image = Image.open(io.BytesIO(data))
+    except UnidentifiedImageError:
+        raise ValueError(f"cannot identify image file, which begins with {data[:16]!r}") from None
     if image.format == "EPS":  # Pillow would run Ghostscript
         raise ValueError("PostScript is not read; save it as PNG")
     check_pixels(image, len(data))

@@ -74,7 +74,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Return the tables of a TOML file. Raise ReceivedError if it is damaged."""
     content = read_bytes(path, LARGEST_TOML)
     try:
-        return parse_toml(content.decode())
+        return parse_toml(content.decode("utf-8-sig"))
     except ValueError as error:
         raise ReceivedError(path, f"is not valid TOML: {error}") from error
 

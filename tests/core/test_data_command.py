@@ -205,6 +205,11 @@ def test_other_answers_are_not_the_file(serve, tmp_path):
 
 
 def test_a_page_to_log_in_is_not_the_file(serve, tmp_path):
+    page = b"\n<!DOCTYPE HTML><html>"
+    url, _ = serve({"x.bin": page, "x.html": page}, {})
+    with pytest.raises(DataError, match=r"has a web page in place of its content. It was moved to .*x\.bin\.wrong"):
+        fetch(RemoteFile(f"{url}/x.bin"), tmp_path)
+    assert fetch(RemoteFile(f"{url}/x.html"), tmp_path).read_bytes() == page
     url, _ = serve({"x.bin": CONTENT, "x.HTML": CONTENT}, {"headers": {"Content-Type": "text/html; charset=utf-8"}})
     with pytest.raises(DataError, match="sends a web page, not the file"):
         fetch(RemoteFile(f"{url}/x.bin"), tmp_path)

@@ -111,7 +111,7 @@ def test_sources_without_images_and_unknown_splits_are_refused(folder, tmp_path)
     for name in ("empty", "corrupt"):
         (folder / name).mkdir()
     (folder / "corrupt" / "x.png").write_bytes(b"")
-    refused(DataError, "1 of 1 image file ", opened, folder / "corrupt", on_corrupt="skip")
+    refused(DataError, r"1 of 1 image file .* or remove them\.$", opened, folder / "corrupt", on_corrupt="skip")
     refused(DataError, "holds no images", read, folder / "empty")
     refused(DataError, "Did you mean 'digits'", read, "digit")
     refused(DataError, r"no split 'trian'.*It has: train", read, folder, train_split="trian")
@@ -127,7 +127,7 @@ def npz(path, **arrays):
 
 def test_npz(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (10, 6, 6, 3), dtype=np.uint8)
-    path = npz(tmp_path / "a.npz", images=pixels, labels=np.arange(10) % 2, class_names=np.array(["x", "y"]))
+    path = npz(tmp_path / "a.npz", images=pixels, labels=np.arange(10) % 2, class_names=np.array([b"x", b"y"]))
     images = opened(path)
     assert images.images[3, 2].numpy().tolist() == pixels[3, :, :, 2].tolist()
     assert images.class_names == ("x", "y")
@@ -149,6 +149,8 @@ def test_npz(tmp_path):
     ({"images": FOUR, "labels": np.array([0, 0.5])}, "not whole, such as 0.5"),
     ({"images": FOUR, "labels": np.array(1)}, r"2 images but labels of shape \(1,\)"),
     ({"images": FOUR, "labels": np.array([0, 1]), "class_names": np.array("x")}, "label is 1, and 'class_names' has 1"),
+    ({"images": FOUR, "labels": np.array([0, 1]), "class_names": np.array(["x", "x"])}, "a name twice: x, x"),
+    ({"images": FOUR, "labels": np.array(["a", None])}, r"Save text as labels\.astype\(str\)"),
     ({"images": FOUR[:, :0]}, r"of shape \(2, 3, 0, 4\)"),
     *(({"images": np.zeros((2, c, h, 8), np.uint8)}, "channels first") for c, h in ((3, 8), (5, 8), (3, 6))),
 ])  # fmt: skip

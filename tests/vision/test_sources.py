@@ -112,6 +112,8 @@ MANY = [[0, 1], [1], [], [0], [2], [1]]
     (["3", "10", "3", "2", None, "3"], [3, 10, 3, 2, -1, 3], ()),
     ([3, 10, 3, 2, None, 3], [3, 10, 3, 2, -1, 3], ()),
     ([None] * ROWS, None, ()),
+    (["nan", "caf\u00e9", "cafe\u0301", "NaN", "<NA>", "a"], [-1, 1, 1, -1, -1, 0], ("a", "caf\u00e9")),
+    ([b"b", b"a"] * 3, [1, 0] * 3, ("a", "b")),
     ([Decimal(1), Decimal(0), None, Decimal(1), Decimal(2), Decimal(1)], [1, 0, -1, 1, 2, 1], ()),
     ([10**12, 5, None, 2**62, 5, -1], [1, 0, -1, 2, 0, -1], ("5", str(10**12), str(2**62))),
 ])  # fmt: skip
@@ -128,7 +130,6 @@ def test_values_that_are_classes(tmp_path, entrance, cells, labels, names):
     ([{"x": 1}] * ROWS, "holds dict values such as"),
     ([datetime.date(2020, 1, 1)] * ROWS, "holds date values such as 2020-01-01"),
     ([Decimal("1.5")] * ROWS, "not whole, such as 1.5"),
-    ([b"a", b"b"] * 3, "holds bytes values such as"),
     ([-5, -4, 0, 1, 2, 3], "holds negative numbers such as -[54], and only -1, no label, is allowed"),
 ])  # fmt: skip
 def test_values_that_are_no_classes_are_said_and_the_images_read(tmp_path, entrance, cells, why):
@@ -139,7 +140,7 @@ def test_values_that_are_no_classes_are_said_and_the_images_read(tmp_path, entra
     refused(DataError, rf"'label' .*{why}.*label_column", read, path, entrance, label_column="label")
 
 
-@pytest.mark.parametrize("column", ["Label", "CLASS", "cls"])
+@pytest.mark.parametrize("column", ["Label", "CLASS", "cls", " label "])
 def test_names_of_columns_of_labels(tmp_path, column):
     path = table(tmp_path / "t", {"image": 0, "n": list(range(ROWS)), column: ["b", "a"] * 3}, {"image": IMAGE})
     assert read(path).labels.tolist() == [1, 0] * 3
@@ -210,6 +211,25 @@ def test_the_advice_for_lists_and_paths_works_and_bytes_are_read(tmp_path):
         assert first_pixels(read(tmp_path / "d.parquet")) == list(range(ROWS))
 
 
+@pytest.mark.parametrize("names", [
+    ("train/0000", "test/0000"), ("split=train/0", "split=test/0"), ("my-train", "my-test"), ("train_1", "val_1"),
+    ("train-00000-of-00001-0a1b", "validation-00000-of-00001-0a1b"),
+])  # fmt: skip
+def test_names_of_parquet_files_and_of_their_folders_tell_the_splits(tmp_path, names):
+    for start, name in zip((0, 100), names, strict=True):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        made = table(tmp_path / "made", {"image": start}) / "train-00000-of-00001.parquet"
+        made.rename(tmp_path / f"{name}.parquet")
+    parts = load(DataConfig(source=str(tmp_path)), Seeds(0))
+    assert [first_pixels(part) for part in (parts.train, parts.test)] == [[*range(6)], [*range(100, 106)]]
+
+
+def test_vectors_beside_images_are_no_source(tmp_path):
+    images(tmp_path, "a", "b")
+    pyarrow.parquet.write_table(pyarrow.table({"features": [[0.5]]}), tmp_path / "features.parquet")
+    assert opened(tmp_path).counts() == {"a": 3, "b": 3}
+
+
 def test_a_file_without_rows(tmp_path):
     path = table(tmp_path / "t", {"image": 0})
     empty = datasets.load_dataset(str(path))["train"].select([])
@@ -262,6 +282,10 @@ def test_classes_with_folders_in_them_are_classes(tmp_path, inner):
     (["x/y/a", "x/y/b"], {"train": {"a", "b"}, "x": {"y"}}),
     (["x/train/a", "x/train/b"], {"train": {"a", "b"}}),
     (["train/a", "holdout/a"], {"train": {"a"}, "holdout": {"a"}}),
+    (["train2017", "val2017"], {"train2017": {"unlabelled"}, "val2017": {"unlabelled"}}),
+    (["train/a", "test1"], {"train": {"a"}, "test1": {"unlabelled"}}),
+    (["test1", "test2"], {"train": {"test1", "test2"}}),
+    (["train/caf\u00e9", "train/cafe\u0301", "test/cafe\u0301"], {"train": {"caf\u00e9"}, "test": {"caf\u00e9"}}),
     (["train/train/a", "train/train/b", "test/test/a"], {"train": {"a", "b"}, "test": {"a"}}),
 ])  # fmt: skip
 @pytest.mark.parametrize("stream", STREAMS)

@@ -62,11 +62,27 @@ def test_shards_are_read_by_file_folder_star_and_list(shards, tmp_path):
         path.rename(shards / f"val-{path.stem[-1]}.tar")
     parts = load(DataConfig(source=f"wds:{shards}", size=8), Seeds(0))
     assert (len(parts.train), len(parts.test)) == (3 * EACH, 2 * EACH)
-    members = [("x.png", png(0)), ("x.json", b'{"label": "dog"}'), ("y.png", png(1)), ("y.json", b'{"label": "cat"}')]
+    members = [("x.mask.png", png(5)), ("x.png", png(0)), ("x.json", b'\xef\xbb\xbf{"label": "dog"}')]
+    members += [("y.image.png", png(1)), ("y.label.cls", b"cat")]
     tar(tmp_path / "0.tar", [*members, ("z.v1.png", png(2)), ("z.v2.png", png(3))])
-    with pytest.warns(UserWarning, match=r"1 image of wds:.* left out: .*z\.v2\.png \(a second image of the sample"):
+    said = r"2 images of wds:.* left out: .*x\.mask\.png \(a second image of the sample.*z\.v2\.png"
+    with pytest.warns(UserWarning, match=said):
         images = opened(f"wds:{tmp_path}", size=8)
     assert (images.labels.tolist(), images.class_names) == ([1, 0, -1], ("cat", "dog"))
+    assert torch.equal(images.images[torch.tensor([0])], torch.from_numpy(decode(png(0), 8)).permute(2, 0, 1)[None])
+
+
+@pytest.mark.parametrize("names", [
+    ("imagenet1k-train-0000", "imagenet1k-validation-00"), ("train/0", "val/0"), ("my_train", "my_test"),
+    ("train-00000-of-00002 train-00001-of-00002", "test-00000-of-00001"),
+])  # fmt: skip
+def test_names_of_shards_and_of_their_folders_tell_the_splits(tmp_path, names):
+    for part in names:
+        for name in part.split():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            tar(tmp_path / f"{name}.tar", [("x.png", png(len(part)))])
+    parts = load(DataConfig(source=f"wds:{tmp_path}{'/*' * ('/' in names[0])}/*.tar", size=8), Seeds(0))
+    assert (len(parts.train), len(parts.test)) == (len(names[0].split()), 1)
 
 
 @pytest.mark.parametrize(("text", "names"), [

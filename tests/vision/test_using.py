@@ -124,6 +124,8 @@ def test_what_is_no_image_is_refused(tmp_path):
     for source in (tmp_path, tmp_path / "a.png", tmp_path / "a.npz"):
         refused(OptionError, "no columns", read_images, str(source), "text", None, 3)
     refused(DataError, r"a\.png cannot be decoded", list, read_images(str(tmp_path), None, None, 3).rows)
+    said = r"a\.png cannot be decoded.*Give an image that can be read, or .*a parquet file"
+    refused(DataError, said, list, read_images(str(tmp_path / "a.png"), None, None, 3).rows)
 
 
 def test_models_that_are_damaged_foreign_or_of_no_such_folder_are_refused(tmp_path, run):
@@ -222,6 +224,10 @@ def test_broken_files_are_refused_or_skipped_and_listed(run, tmp_path, capsys):
     assert (answer["rows"], [line.partition(" ")[0] for line in answer["skipped"]]) == (5, ["001.png", "004\u202e.jpg"])
     assert (told.err.count("skipped "), "\u202e" in told.err, "\\u202e" in told.err) == (2, False, True)
     assert json.loads(out.with_suffix(".ids.json").read_text()) == [f"{number:03}.png" for number in (0, 2, 3, 4, 5)]
+    (tmp_path / "\udcff.png").write_bytes(png(PIXELS[1]))
+    out = out.with_suffix(".parquet")
+    assert main(["embed", str(run), source, "-o", str(out), "--on-corrupt", "skip", "--quiet"]) == 0
+    assert pyarrow.parquet.read_table(out)["path"].to_pylist()[-1] == "\\udcff.png"
 
 
 SHAPES = [(40, 12), (12, 31), (25, 30), (12, 12), (13, 12), (40, 12)]
@@ -273,6 +279,7 @@ def test_a_small_file_of_a_huge_picture_is_refused(mode, kind, options):
 
 @pytest.mark.parametrize(("data", "said"), [
     (b"", "the file is empty"), (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
+    (b"<!DOCTYPE html><html>", "cannot identify image file, which begins with b'<!DOCTYPE html><'"),
     (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "PostScript is not read; save it as PNG"),
 ])  # fmt: skip
 def test_what_a_file_holds_in_place_of_an_image_is_named(data, said):

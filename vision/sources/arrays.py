@@ -41,7 +41,8 @@ def read_npz(path: Path) -> ImageSet:
             names = ", ".join(map(repr, file.files))
             arrays = {key: np.atleast_1d(file[key]) for key in ("images", "labels", "class_names") if key in file}
     except Exception as error:  # a damaged archive fails in zlib, zipfile or numpy, each with its own type
-        raise DataError(f"{path} cannot be read as an .npz archive: {error}.") from error
+        fix = " Save text as labels.astype(str)." if "Object arrays" in str(error) else ""
+        raise DataError(f"{path} cannot be read as an .npz archive: {error}.{fix}") from error
     images = arrays.get("images")
     if images is None:
         raise DataError(
@@ -63,7 +64,13 @@ def read_npz(path: Path) -> ImageSet:
         )
     pixels = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
     labels, class_names = _classes(path, arrays.get("labels"))
-    class_names = class_names or tuple(map(str, arrays.get("class_names", ())))
+    given = [
+        each.decode(errors="replace") if isinstance(each, bytes) else str(each)
+        for each in arrays.get("class_names", ())
+    ]
+    class_names = class_names or tuple(given)
+    if len(set(class_names)) < len(class_names):
+        raise DataError(f"{path}: 'class_names' has a name twice: {', '.join(class_names)[:200]}. Give each its own.")
     if labels is not None and class_names and int(labels.max()) >= len(class_names):
         raise DataError(f"{path}: the largest label is {int(labels.max())}, and 'class_names' has {len(class_names)}.")
     return ImageSet(path.stem, pixels, labels, class_names)

@@ -1,5 +1,6 @@
 """Sources of images: how one is recognised, opened and read split by split."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,13 +96,22 @@ class Source:
 
 
 def first_split(names: Iterable[str], known: Sequence[str]) -> str | None:
-    """Return the first of some names that is a known split, as it is written there: "train" may be TRAIN."""
+    """Return the first of some names that is a known split, as written there: TRAIN, train2017 or imagenet1k-train."""
     for name in names:
         if name in known:
             return name
-        if found := next((each for each in known if each.lower() == name.lower()), None):
-            return found
+        ending = re.compile(rf"(.*[^a-z])?{re.escape(name)}[-_]?\d*", re.IGNORECASE)
+        equal = [each for each in known if each.lower() == name.lower()]
+        if len(found := equal[:1] or [each for each in known if ending.fullmatch(each)]) == 1:
+            return found[0]
     return None
+
+
+def shard_split(file: Path) -> str:
+    """Return the split of a shard by its name (train-00000-of-00002), else by its folder (train/0000), else "train"."""
+    folder = file.parent.name.removeprefix("split=")
+    name = re.sub(r"[-_.]?\d+(-of-\d+)?([-.].*)?$", "", file.stem)
+    return name or (folder if folder.lower() in (*TRAINING, *HELD_OUT) else TRAINING[0])
 
 
 def split_names(source: str, split: str, known: Iterable[str]) -> list[str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import mimetypes
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from unicodedata import normalize
 
 import torch
 from PIL import Image
@@ -89,7 +91,9 @@ def _add_folder(tree: Tree, inner: Tree) -> None:
     while list(inner.folders) == [inner.path.name] and not (inner.files or inner.metadata or inner.unread):
         (inner,) = inner.folders.values()
     if inner.files or inner.folders:
-        tree.folders[inner.path.name] = inner
+        first = tree.folders.setdefault(normalize("NFC", inner.path.name), inner)
+        if first is not inner:  # the same name in another form of Unicode
+            first.folders[str(inner.path)] = inner
     elif inner.path.suffix.lower() in SUFFIXES:
         tree.files.append(inner.path)  # reported as an image that cannot be read
     else:
@@ -97,7 +101,7 @@ def _add_folder(tree: Tree, inner: Tree) -> None:
         tree.unread += inner.unread
 
 
-FOLDER = "a folder of images"
+FOLDER = "a folder of images (a folder for each class, or labels in metadata.csv)"
 
 
 @register_source(FOLDER, matches=lambda text, path: path.is_dir(), general=True, quick=True)
@@ -138,7 +142,7 @@ def image_folder(source: str, options: Decoding, wanted: Classes) -> Source:
                 "read one as a split, name it as vision.data.train_split",
                 stacklevel=2,
             )
-        called = [name for name in names if name.lower() in CALLED]
+        called = [name for name in names if _without_number(name) in CALLED]
         if len(called) == 1 < len(names):
             warn(
                 f"the folders of {path} are read as splits: {first_names(names)}. If they are classes, rename "
@@ -152,6 +156,11 @@ def image_folder(source: str, options: Decoding, wanted: Classes) -> Source:
     return Source(str(path), tuple(parts), read, any(each.metadata for each in outer.walk()))
 
 
+def _without_number(name: str) -> str:
+    """Return the split that a name such as train2017 or Test_1 tells."""
+    return re.sub(r"[-_]?\d+$", "", name.lower())
+
+
 def split_folders(tree: Tree) -> tuple[str, ...]:
     """Return the names of the folders that are splits, or () if the folders are classes.
 
@@ -160,8 +169,11 @@ def split_folders(tree: Tree) -> tuple[str, ...]:
     the same.
     """
     names = tuple(tree.folders)
-    training = [name for name in names if name.lower() in TRAINING]
-    called = [name for name in names if name.lower() in CALLED]
+    plain = {name: _without_number(name) for name in names}
+    if not all(set(plain.values()) & set(each) for each in (TRAINING, HELD_OUT)):
+        plain = {name: name.lower() for name in names}
+    training = [name for name in names if plain[name] in TRAINING]
+    called = [name for name in names if plain[name] in CALLED]
     if not called or len(called) == len(names):
         return tuple(called)
     holding = [name for name in names if tree.folders[name].holds_classes]

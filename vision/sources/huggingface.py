@@ -13,7 +13,8 @@ from dipole.core.utils.rows import is_saved
 from dipole.core.utils.text import warn
 from dipole.vision.decoding import file_bytes
 from dipole.vision.image_set import ImageSet
-from dipole.vision.sources.base import HUB, Classes, Decoding, Known, Source, register_source
+from dipole.vision.sources.base import HUB, Classes, Decoding, Known, Source, register_source, shard_split
+from dipole.vision.sources.folder import CALLED
 from dipole.vision.sources.images import decode_all, wanted_rows
 from dipole.vision.sources.labels import check_column, label_columns, labels_of
 from dipole.vision.sources.metadata import METADATA
@@ -96,7 +97,8 @@ def _is_parquet(source: str, path: Path) -> bool:
 
 
 def _tables(path: Path) -> Iterator[Path]:
-    return (file for file in path.rglob("*.parquet") if file.name not in METADATA)
+    """Iterate over the parquet files of a folder, without metadata and what `dipole embed` writes there."""
+    return (file for file in path.rglob("*.parquet") if file.name not in (*METADATA, "features.parquet"))
 
 
 @register_source("a parquet file or a folder of them", matches=_is_parquet)
@@ -108,10 +110,9 @@ def parquet(source: str, options: Decoding, wanted: Classes) -> Source:
         raise DataError(f"no parquet file at {path}.")
     splits: dict[str, list[str]] = {}
     for file in files:
-        split = "train" if path.is_file() else file.stem
-        if "-" in file.name:
-            split = file.name.partition("-")[0]
-        splits.setdefault(split, []).append(str(file))
+        head = file.stem.partition("-")[0]
+        split = head if head.lower() in CALLED else shard_split(file)
+        splits.setdefault("train" if path.is_file() else split, []).append(str(file))
 
     def read(split: str) -> ImageSet:
         from datasets import load_dataset

@@ -85,9 +85,8 @@ def decode_all(
             images.append(found)
             kept.append(i)
     if broken and (options.on_corrupt == "refuse" or not images):
-        raise DataError(
-            f"{describe(broken, len(items))}. Repair or remove them, or set vision.data.on_corrupt = 'skip'."
-        )
+        other = ", or set vision.data.on_corrupt = 'skip'" if options.on_corrupt == "refuse" else ""
+        raise DataError(f"{describe(broken, len(items))}. Repair or remove them{other}.")
     if broken:
         warn(f"skipped {describe(broken, len(items))}", stacklevel=2)
     tensor = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()

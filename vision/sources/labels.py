@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from typing import Any
+from unicodedata import normalize
 
 import torch
 from torch import Tensor
@@ -59,8 +60,11 @@ def class_labels(values: Iterable[Any]) -> tuple[Tensor | None, tuple[str, ...]]
 
 def plain_label(value: Any) -> Any:
     """Return a label as a number or text, None where it is missing."""
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
     if isinstance(value, str):
-        return value.strip() or None
+        text = normalize("NFC", value.strip())
+        return None if text.lower() in ("", "nan", "<na>") else text
     if value is None or value != value:  # NaN
         return None
     if isinstance(value, Decimal):
@@ -104,7 +108,9 @@ def labels_of(
 def label_columns(name: str, columns: Sequence[str], wanted: str | None, others: Sequence[str] = ()) -> list[str]:
     """Return the columns that may hold labels, in order of preference: `wanted`, or `LABELS` and `others`."""
     if wanted is None:
-        return list(dict.fromkeys([*(key for each in LABELS for key in columns if key.lower() == each), *others]))
+        return list(
+            dict.fromkeys([*(key for each in LABELS for key in columns if key.strip().lower() == each), *others])
+        )
     check_column(name, columns, wanted, "label_column")
     return [wanted]
 

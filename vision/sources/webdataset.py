@@ -20,14 +20,14 @@ from dipole.core.utils.text import are, counted
 from dipole.core.utils.unpack import CheckedHeader
 from dipole.vision.decoding import Stream
 from dipole.vision.image_set import ImageSet
-from dipole.vision.sources.base import SHARDS, Classes, Decoding, Source, register_source
+from dipole.vision.sources.base import SHARDS, Classes, Decoding, Source, register_source, shard_split
 from dipole.vision.sources.folder import SUFFIXES
 from dipole.vision.sources.images import select, stay_encoded, warn_of_left_out
 from dipole.vision.sources.labels import labels_of
 
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
 MOST = 1_000_000  # shards of a pattern
-VERSION = 3  # of the cached index
+VERSION = 4  # of the cached index
 ENDS = 1 << 20  # bytes at both ends of a file that identify it
 LABELS = (".cls", ".cls.txt")
 
@@ -50,7 +50,7 @@ def webdataset(source: str, options: Decoding, wanted: Classes) -> Source:
     """
     groups: dict[str, list[Path]] = {}
     for path in shards(source.removeprefix(SHARDS)):
-        groups.setdefault(re.sub(r"[-_.]?\d+$", "", path.stem) or "train", []).append(path)
+        groups.setdefault(shard_split(path), []).append(path)
     if len(groups) == 1:
         groups = {"train": next(iter(groups.values()))}
     return Source(source, tuple(groups), lambda split: select(_read(source, groups[split], options), wanted))
@@ -187,11 +187,12 @@ def _index(path: Path) -> tuple[list[Sample], list[str]]:
             stem, _, rest = name.partition(".")
             key, suffix = f"{folder}/{stem}", f".{rest.lower()}"
             if os.path.splitext(f"x{suffix}")[1] in SUFFIXES:
-                if key in images:
-                    left_out.append(f"{path}: {member.name} (a second image of the sample {key.removeprefix('/')})")
-                else:
-                    images[key] = Sample(member.name, member.offset_data, member.size, None)
-            elif suffix in LABELS or (suffix == ".json" and key not in labels):
+                found = Sample(member.name, member.offset_data, member.size, None)
+                if (first := images.setdefault(key, found)) is not found:
+                    # x.jpg is the image of a sample with x.mask.png.
+                    images[key], other = sorted((first, found), key=lambda each: each.name.count("."))
+                    left_out.append(f"{path}: {other.name} (a second image of the sample {key.removeprefix('/')})")
+            elif suffix.endswith(LABELS) or (suffix == ".json" and key not in labels):
                 label = _label(suffix, archive.extractfile(member).read())  # type: ignore[union-attr]
                 if label is not None:
                     labels[key] = label
@@ -205,14 +206,12 @@ def _files(archive: tarfile.TarFile) -> Iterable[tarfile.TarInfo]:
 
 
 def _label(suffix: str, content: bytes) -> str | None:
-    text = content.decode("utf-8", "replace").strip()
-    if suffix in LABELS:
+    text = content.decode("utf-8-sig", "replace").strip()
+    if suffix.endswith(LABELS):
         return text or None
     try:
         told = json.loads(text)
     except (ValueError, RecursionError):
         return None
     label = told.get("label") if isinstance(told, dict) else None
-    if isinstance(label, bool) or not isinstance(label, int | float | str):
-        return None
-    return str(label)
+    return str(label) if isinstance(label, int | float | str) else None
