@@ -154,6 +154,8 @@ def test_unknown_recipe_and_broken_file(tmp_path):
         broken.write_bytes(content)
         with pytest.raises(ConfigError, match=said):
             read_recipe(name)
+    broken.write_bytes(b'\xef\xbb\xbfname = "x"')  # as Windows saves UTF-8
+    assert read_recipe(broken)[0]["name"] == "x"
 
 
 def test_nested_tables_are_named_by_their_path():
