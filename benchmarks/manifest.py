@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from dipole.benchmarks.run_records import BENCH, UnreadRecord, read_parts
 from dipole.core.record import Part
 from dipole.core.utils.errors import RecordError
-from dipole.core.utils.files import atomic_write, why
+from dipole.core.utils.files import atomic_write, disk_refusing
 
 
 def _file_name(text: str) -> str:
@@ -136,11 +136,8 @@ class Manifest(Part):
 
 def write_manifest(runs: Path, found: Manifest) -> Path:
     path = runs / BENCH / "suites" / f"{found.name}.json"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with disk_refusing(f"cannot write {path}", RecordError):
         atomic_write(path, found.model_dump_json(indent=1) + "\n")
-    except OSError as error:
-        raise RecordError(f"cannot write {path}: {why(error)}") from error
     return path
 
 

@@ -26,7 +26,7 @@ from dipole.core.record import Part, RunRecord, schema_problem
 from dipole.core.record.additions import AddedResult
 from dipole.core.train.identity import values_hash
 from dipole.core.utils.errors import ConfigError, ReceivedError, RecordError
-from dipole.core.utils.files import atomic_write, is_file, why
+from dipole.core.utils.files import atomic_write, disk_refusing, is_file
 from dipole.core.utils.received import parse_json, read_lines
 
 SUFFIX = ".jsonl"
@@ -219,11 +219,8 @@ def stored_overrides(places: Iterable[Path]) -> dict[tuple[str, str], list[str]]
 def write_results_file(path: Path, suite: StoredSuite) -> None:
     """Write a results file atomically. RecordError if it cannot be written."""
     text = "".join(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in _lines(suite))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with disk_refusing(f"cannot write {path}", RecordError, "--to"):
         atomic_write(path, text)
-    except OSError as error:
-        raise RecordError(f"cannot write {path}: {why(error, '--to')}") from error
 
 
 def _lines(suite: StoredSuite) -> Iterator[dict[str, Any]]:

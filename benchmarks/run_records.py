@@ -7,7 +7,7 @@ from typing import TypeVar
 from dipole.core.record import Part, RunRecord, read_part, read_record
 from dipole.core.record.additions import FILE, with_additions
 from dipole.core.utils.errors import DataError, RecordError
-from dipole.core.utils.files import why
+from dipole.core.utils.files import disk_refusing
 
 Content = TypeVar("Content", bound=Part)
 BENCH = ".bench"
@@ -92,9 +92,7 @@ def is_done(folder: Path) -> bool:
 
 
 def _entries(folder: Path) -> list[Path]:
-    try:
+    with disk_refusing(f"the runs folder {folder} cannot be read", DataError):
         paths = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
         # Results files are read, and their errors reported, by `gather`.
         return [path for path in paths if path.suffix != ".jsonl" or path.is_dir()]
-    except OSError as error:
-        raise DataError(f"the runs folder {folder} cannot be read: {why(error)}") from error

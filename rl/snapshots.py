@@ -18,7 +18,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
 from dipole.core.objectives.objective import Composite, Objective
 from dipole.core.utils.errors import CheckpointError
-from dipole.core.utils.files import remove_scratch, replacing, why
+from dipole.core.utils.files import disk_refusing, remove_scratch, replacing
 from dipole.core.utils.received import read_json
 from dipole.core.utils.seeding import rng_state, set_rng_state
 from dipole.rl import description, plain_state, segments
@@ -58,18 +58,15 @@ def save(agent: PixelAgent, folder: str | Path) -> Path:
             existing folder stays untouched.
     """
     folder = Path(folder)
-    try:
-        with replacing(folder) as temporary:
-            temporary.mkdir()
-            agent.save(temporary / "agent.zip")
-            plain_state.write(temporary, "replay", agent.replay_buffer.counters())
-            plain_state.write(temporary, "state", _state(agent))
-            sizes = {name: (temporary / name).stat().st_size for name in _PARTS}
-            written = segments.write(temporary, agent.replay_buffer)
-            told = {"format": _FORMAT, "bytes": sizes, "replay": written}
-            (temporary / "manifest.json").write_text(json.dumps(told))
-    except OSError as error:
-        raise CheckpointError(f"cannot save the checkpoint {folder}: {why(error)}") from error
+    with disk_refusing(f"cannot save the checkpoint {folder}", CheckpointError), replacing(folder) as temporary:
+        temporary.mkdir()
+        agent.save(temporary / "agent.zip")
+        plain_state.write(temporary, "replay", agent.replay_buffer.counters())
+        plain_state.write(temporary, "state", _state(agent))
+        sizes = {name: (temporary / name).stat().st_size for name in _PARTS}
+        written = segments.write(temporary, agent.replay_buffer)
+        told = {"format": _FORMAT, "bytes": sizes, "replay": written}
+        (temporary / "manifest.json").write_text(json.dumps(told))
     agent.replay_buffer.files = folder, written
     return folder
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +16,7 @@ from filelock import FileLock
 from dipole.core.train.data_sets import how_to_get
 from dipole.core.utils.cache import cache_folder, content_of, found, sum_of
 from dipole.core.utils.errors import DataError
-from dipole.core.utils.files import atomic_write, why
+from dipole.core.utils.files import atomic_write, disk_refusing, why
 from dipole.core.utils.progress import Progress
 from dipole.core.utils.rows import hub_version, is_saved, row_files
 from dipole.text.config import TextSettings
@@ -109,12 +109,8 @@ def _content(config: TextSettings) -> list[str]:
         return [content_of(files), config.encoding, split, *kinds]
 
 
-@contextmanager
-def _readable(config: TextSettings) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DataError(f"the corpus {config.corpus} cannot be read: {why(error, 'text.corpus')}") from error
+def _readable(config: TextSettings) -> AbstractContextManager[None]:
+    return disk_refusing(f"the corpus {config.corpus} cannot be read", DataError, "text.corpus")
 
 
 def file_stamps(config: TextSettings) -> list[tuple[str, int, int]]:

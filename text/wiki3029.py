@@ -18,7 +18,7 @@ from typing import IO, Any
 from xml.etree import ElementTree
 
 from dipole.core.utils.errors import DataError
-from dipole.core.utils.files import replacing, why
+from dipole.core.utils.files import atomic_write, disk_refusing
 from dipole.core.utils.rows import ROWS
 from dipole.core.utils.text import counted
 from dipole.text.corpus import Document, Unit, documents_of, file_pieces, split_sentences
@@ -128,11 +128,8 @@ def _write(out: Path, rows: list[tuple[str, list[str]]]) -> None:
     data = text.encode()
     if out.name.endswith(".gz"):
         data = gzip.compress(data, mtime=0)  # without a date the same articles are the same file
-    try:
-        with replacing(out) as temporary:
-            temporary.write_bytes(data)
-    except OSError as error:
-        raise DataError(f"cannot write {out}: {why(error, 'OUT')}") from error
+    with disk_refusing(f"cannot write {out}", DataError, "OUT"):
+        atomic_write(out, data)
 
 
 DEEPEST = 40  # templates, tables and links within each other, at most

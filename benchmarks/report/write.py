@@ -18,7 +18,7 @@ from dipole.benchmarks.suite_results import SuiteResults, gather
 from dipole.benchmarks.sweep.summary import SearchSummary, read_summaries
 from dipole.core.record import RunRecord, now
 from dipole.core.utils.errors import ConfigError, RecordError
-from dipole.core.utils.files import atomic_write, why
+from dipole.core.utils.files import atomic_write, disk_refusing
 from dipole.core.utils.progress import duration
 from dipole.core.utils.text import counted
 
@@ -52,12 +52,9 @@ def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None
             f"there is no run to report, so {there} was not replaced. Name a folder of runs, or another -o."
         )
     for path, text in texts.items():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        option = "--figures" if figures is not None and figures in path.parents else "-o"
+        with disk_refusing(f"cannot write the report {path}", RecordError, option):
             atomic_write(path, text)
-        except OSError as error:
-            option = "--figures" if figures is not None and figures in path.parents else "-o"
-            raise RecordError(f"cannot write the report {path}: {why(error, option)}") from error
     return report
 
 

@@ -28,8 +28,8 @@ from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import Job, ScaleName, Sized, read_suite, suites
 from dipole.benchmarks.suite_results import SuiteResults, gather
 from dipole.core.record import RunRecord, read_record
-from dipole.core.utils.errors import ConfigError, DataError, TrainingError
-from dipole.core.utils.files import why
+from dipole.core.utils.errors import ConfigError, DataError
+from dipole.core.utils.files import disk_refusing
 from dipole.core.utils.progress import duration
 from dipole.core.utils.text import are, counted, text_table
 
@@ -131,10 +131,8 @@ def run_suite(
 
 def make_runs_folder(folder: Path) -> None:
     """Create a runs folder, or a folder inside one. TrainingError if that is not possible."""
-    try:
+    with disk_refusing(f"cannot write the runs folder {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TrainingError(f"cannot write the runs folder {folder}: {why(error)}") from error
 
 
 def finished(runs: Path) -> dict[str, RunRecord]:

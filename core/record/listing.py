@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from dipole.core.record import read_record
 from dipole.core.utils.errors import DataError, ReceivedError, RecordError
-from dipole.core.utils.files import is_file, why
+from dipole.core.utils.files import disk_refusing, is_file
 from dipole.core.utils.received import parse_json, read_end, read_toml
 from dipole.core.utils.text import shortened
 
@@ -40,12 +41,9 @@ def is_run(folder: Path) -> bool:
 
 def run_folders(runs: Path) -> list[Path]:
     """Return the run folders in a folder, sorted. Raise DataError if the folder cannot be read."""
-    try:
+    names: list[str] = []
+    with disk_refusing(f"the folder {runs} cannot be read", DataError), suppress(FileNotFoundError, NotADirectoryError):
         names = os.listdir(runs)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise DataError(f"the folder {runs} cannot be read: {why(error)}") from error
     return [runs / name for name in sorted(names) if not name.startswith(".") and is_run(runs / name)]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from dipole.core.train.domains import resolve
 from dipole.core.utils.download import Progress, RemoteFile, fetch, file_lock
 from dipole.core.utils.errors import ConfigError, DataError, nearest
-from dipole.core.utils.files import atomic_write, replacing, why
+from dipole.core.utils.files import atomic_write, disk_refusing, replacing
 from dipole.core.utils.plugins import PluginError, load, points
 from dipole.core.utils.text import warn
 
@@ -133,7 +133,7 @@ def get(
     downloads = fetched_folder(folder)
     for file in files:
         fetch(file, downloads, progress(file), waits)
-    try:
+    with disk_refusing(f"cannot prepare {folder}", DataError, "--out"):
         downloads.mkdir(parents=True, exist_ok=True)
         with file_lock(downloads / ".prepare.lock", folder.exists, waits):
             if is_prepared(name, folder):  # by another process
@@ -144,5 +144,3 @@ def get(
                 temporary.mkdir()
                 resolve(data.prepare)(downloads, temporary)
                 atomic_write(temporary / MARK, f"{name}\n")
-    except OSError as error:
-        raise DataError(f"cannot prepare {folder}: {why(error, '--out')}") from error

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from dipole.core.utils.errors import DataError, OptionError, TrainingError, nearest
+from dipole.core.utils.errors import DataError, OptionError, nearest
 from dipole.core.utils.extras import install_line
-from dipole.core.utils.files import atomic_file, replacing, why
+from dipole.core.utils.files import atomic_file, disk_refusing, replacing
 from dipole.core.utils.progress import Progress
 from dipole.core.utils.text import warn
 
@@ -117,7 +117,7 @@ def embed(
     progress.start("embed", inputs.total or 0, 0)
     done = width = broken_rows = 0
     try:
-        with writer(out, inputs.key) as write:
+        with disk_refusing(f"cannot write {out}", option="-o"), writer(out, inputs.key) as write:
             rows = iter(inputs.rows)
             while batch := list(islice(rows, size)):
                 found = embedder.vectors([content for _, content in batch]).numpy()
@@ -129,8 +129,6 @@ def embed(
             if not done:
                 broken = "".join(f"\n{each}" for each in embedder.skipped[:5])
                 raise DataError(f"{source} holds nothing to embed.{broken}")
-    except OSError as error:
-        raise TrainingError(f"cannot write {out}: {why(error, '-o')}") from error
     finally:
         progress.close(done)
     if broken_rows:

@@ -45,11 +45,9 @@ def disk_refusing(problem: str, kind: type[DipoleError] = TrainingError, option:
     """Turn an OSError of the block, also a wrapped one, into an error of `kind`: problem, reason and fix (`why`)."""
     try:
         yield
-    except DipoleError:
-        raise
     except Exception as error:
         refused = error if isinstance(error, OSError) else disk_error(error)
-        if refused is None:
+        if refused is None or isinstance(error, DipoleError):
             raise
         raise kind(f"{problem}: {why(refused, option)}") from error
 

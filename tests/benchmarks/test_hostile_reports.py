@@ -134,24 +134,21 @@ def test_what_is_no_record_is_reported_and_left_alone(runs_folder):
     assert {p: p.read_bytes() for p in runs_folder.path.rglob("*") if p.is_file()} == before
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda f: damaged(f, "000000000001/record.json", results={"linear/accuracy": float("nan")}),
-        lambda f: damaged(f, "000000000001/record.json", histogram={"edges": [0, 1], "all": [1, 2]}),
-        lambda f: damaged(f, "000000000001/record.json", name="\ud800"),
-        lambda f: damaged(f, "000000000001/record.json", "[" * 200_000),
-        pytest.param(lambda f: open(os.fsencode(f.path) + b"/\xff\xfe.txt", "w").close(), marks=linux),
-        pytest.param(lambda f: os.mkfifo(f.path / "pipe"), marks=posix),
-        pytest.param(lambda f: ((f.path / "a").mkdir(), os.mkfifo(f.path / "a" / "record.json")), marks=posix),
-        lambda f: damaged(f, ".bench/suites/s-small.json", "[" * 200_000),
-        lambda f: damaged(f, ".bench/suites/s-small.json", suite="../../../outside"),
-        lambda f: damaged(f, ".bench/suites/s-small.json", schema_version=2),
-        lambda f: damaged(f, ".bench/suites/s-small.json", columns=[]),
-        lambda f: damaged(f, ".bench/suites/s-small.json", jobs=[JOB]),
-        lambda f: shutil.copy(f.path / ".bench/suites/s-small.json", f.path / ".bench/suites/copy.json"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("damage", [
+    lambda f: damaged(f, "000000000001/record.json", results={"linear/accuracy": float("nan")}),
+    lambda f: damaged(f, "000000000001/record.json", histogram={"edges": [0, 1], "all": [1, 2]}),
+    lambda f: damaged(f, "000000000001/record.json", name="\ud800"),
+    lambda f: damaged(f, "000000000001/record.json", "[" * 200_000),
+    pytest.param(lambda f: open(os.fsencode(f.path) + b"/\xff\xfe.txt", "w").close(), marks=linux),
+    pytest.param(lambda f: os.mkfifo(f.path / "pipe"), marks=posix),
+    pytest.param(lambda f: ((f.path / "a").mkdir(), os.mkfifo(f.path / "a" / "record.json")), marks=posix),
+    lambda f: damaged(f, ".bench/suites/s-small.json", "[" * 200_000),
+    lambda f: damaged(f, ".bench/suites/s-small.json", suite="../../../outside"),
+    lambda f: damaged(f, ".bench/suites/s-small.json", schema_version=2),
+    lambda f: damaged(f, ".bench/suites/s-small.json", columns=[]),
+    lambda f: damaged(f, ".bench/suites/s-small.json", jobs=[JOB]),
+    lambda f: shutil.copy(f.path / ".bench/suites/s-small.json", f.path / ".bench/suites/copy.json"),
+])  # fmt: skip
 def test_one_damaged_file_costs_one_line_of_the_report(runs_folder, tmp_path, damage):
     rows = [("a", "infonce", None), ("b", "dcl", "a")]
     runs_folder.suite("s", rows, [("A", "vision")], lambda r, c, s: 0.5 + s / 100, kind="study")

@@ -10,6 +10,7 @@ import torch
 import dipole
 from dipole import DataError, DipoleError, OptionError, Pairs, PairsError, evaluation
 from dipole.core.objectives.encoded_batch import EncodedBatch
+from tests.runs import refused
 
 B, D = 6, 4
 INFONCE, SUPCON = dipole.objective("infonce"), dipole.objective("supcon")
@@ -278,13 +279,11 @@ def test_what_is_no_matrix_of_finite_numbers_is_one_clear_error(name):
     for value in (np.nan, np.inf, -np.inf):
         bad = X.copy()
         bad[3, 1] = value
-        with pytest.raises(DataError, match="1 of 24 rows are not finite"):
-            MEASURES[name](bad, Y, GROUPS)
+        refused(DataError, "1 of 24 rows are not finite", MEASURES[name], bad, Y, GROUPS)
     for kind, bad in NO_MATRICES.items():
         if name in ("effective_rank", "numerical_rank") and kind in ("no width", "complex"):
             continue  # complex and empty matrices have a rank
-        with pytest.raises(DipoleError, match=r"shape|needs positives"):
-            MEASURES[name](bad, Y, GROUPS)
+        refused(DipoleError, r"shape|needs positives", MEASURES[name], bad, Y, GROUPS)
 
 
 @pytest.mark.parametrize("name", [*PROBES, "kmeans_accuracy", "distance_histogram", "similarity_error"])
@@ -294,8 +293,7 @@ def test_labels_that_do_not_fit_are_named(name):
     if name in (*PROBES, "kmeans_accuracy"):
         wrong += [(np.full(COUNT, 2), r"two classes or more; every .*label is 2")]
     for bad, said in wrong:
-        with pytest.raises(DipoleError, match=said):
-            MEASURES[name](X, Y, bad)
+        refused(DipoleError, said, MEASURES[name], X, Y, bad)
 
 
 @pytest.mark.parametrize(("call", "said"), [
@@ -309,5 +307,4 @@ def test_labels_that_do_not_fit_are_named(name):
     (lambda: evaluation.linear_probe(X * np.float64(1e200), GROUPS, Y, GROUPS, standardize=False), "float32"),
 ])  # fmt: skip
 def test_arguments_that_do_not_fit_are_named(call, said):
-    with pytest.raises((PairsError, OptionError, DataError), match=said):
-        call()
+    refused((PairsError, OptionError, DataError), said, call)

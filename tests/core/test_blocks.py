@@ -12,6 +12,7 @@ from dipole.core.conformance.reference import Case, block_draw, blocks
 from dipole.core.objectives.losses.blocks import distinct, drawn_blocks, scrambled
 from dipole.core.train.class_blocks import BLOCKS, BlockShape, ClassBlocks, block_losses
 from dipole.core.utils.seeding import Seeds
+from tests.runs import refused
 
 N, B, D = 7, 3, 4
 LABELS = np.repeat([5, 0, 2, 9], [7, 4, 9, 2])
@@ -75,8 +76,7 @@ def test_draws_of_two_points_and_of_two_steps_are_independent():
 
 def test_blocks_that_are_missing_or_ignored():
     for spec, said in (("k=7", "needs 7 other blocks, an anchor has only 6"), ("b=4", "needs 4 positives")):
-        with pytest.raises(PairsError, match=said):
-            dipole.objective(f"blocks({spec})")(Pairs.from_blocks(points(), "all"))
+        refused(PairsError, said, dipole.objective(f"blocks({spec})"), Pairs.from_blocks(points(), "all"))
     x, term = points().detach(), dipole.objective("blocks").terms[0]
     every = term.prepare(Pairs.from_blocks(x, "all"))
     assert every.negative_counts.tolist() == [N - 1] * N * (B + 1)
@@ -136,15 +136,13 @@ def test_the_supervised_loss_is_below_its_bound(b, loss, spread):
 
 def test_classes_that_are_too_small_or_unknown():
     x, y = points_of_classes(4, 3, 1.0, 0)
-    with pytest.raises(DataError, match="no class has 5 members"):
-        block_losses(x, y, x, y, BlockShape(4, 1))
+    refused(DataError, "no class has 5 members", block_losses, x, y, x, y, BlockShape(4, 1))
     labels, known = torch.where(y == 3, -1, y), (x[y != 3], y[y != 3])
     assert block_losses(x, labels, x, y, BlockShape(1, 2)) == block_losses(*known, *known, BlockShape(1, 2))
     assert BlockShape.of(None, 3) == BlockShape.of(dipole.objective("infonce"), 3) == BlockShape(3, 1, "logistic")
     assert BlockShape.of(dipole.objective("blocks(k=3)"), 2) == BlockShape(2, 3)
     assert set(LABELS[ClassBlocks(LABELS, 5, None, Seeds(0)).rows(0)]) == {5, 2}
-    with pytest.raises(DataError, match="10 members for a block, at most 9"):
-        ClassBlocks(LABELS, 10, 3, Seeds(0))
+    refused(DataError, "10 members for a block, at most 9", ClassBlocks, LABELS, 10, 3, Seeds(0))
 
 
 @pytest.mark.parametrize("count", [None, 1, 5])

@@ -23,6 +23,7 @@ from dipole.core.cli.words import SUGGESTION_FOR, SUGGESTIONS
 from dipole.core.record import read_record
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.text import counted
+from tests.runs import refused as fails
 from tests.systems import POSIX
 
 NOT_AN_OPTION = "--no-such-option"
@@ -82,15 +83,12 @@ def test_wrong_usage_is_an_object_too(command, capsys):
     assert "usage" not in error["message"]
 
 
-@pytest.mark.parametrize(
-    ("end", "expected", "kind", "said"),
-    [
-        (ZeroDivisionError("a bug"), 1, "ZeroDivisionError", "DIPOLE_TRACEBACK=1"),
-        (KeyboardInterrupt(), 1, "KeyboardInterrupt", ""), (SystemExit("no disk"), 1, "SystemExit", "no disk"),
-        (SystemExit(3), 3, "SystemExit", ""), (MemoryError(), 1, "OutOfMemory", "out of memory ("),
-        (REFUSED, 1, "OutOfMemory", "you tried to allocate 4096 bytes"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("end", "expected", "kind", "said"), [
+    (ZeroDivisionError("a bug"), 1, "ZeroDivisionError", "DIPOLE_TRACEBACK=1"),
+    (KeyboardInterrupt(), 1, "KeyboardInterrupt", ""), (SystemExit("no disk"), 1, "SystemExit", "no disk"),
+    (SystemExit(3), 3, "SystemExit", ""), (MemoryError(), 1, "OutOfMemory", "out of memory ("),
+    (REFUSED, 1, "OutOfMemory", "you tried to allocate 4096 bytes"),
+])  # fmt: skip
 def test_what_ends_a_command_is_an_object_too(end, expected, kind, said, capsys, command_of_a_package, monkeypatch):
     def configure(parser: Any) -> Any:
         """Fail."""
@@ -138,33 +136,26 @@ def test_json_is_asked_for_as_argparse_reads_it():
         assert asks_for_json(line.split()) is (line in ("x --json", "x --js")), line
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("--json list", "the command comes first: dipole list --json"),
-        ("--verison", "unknown option '--verison'. Did you mean '--version'?"), ("TRAIN x", "Did you mean 'train'?"),
-        ("list recipe", "invalid choice: 'recipe'. Did you mean 'recipes'?"),
-        ("data lst", "invalid choice: 'lst'. Did you mean 'list'?"),
-        ("rm x --fore", "unrecognized arguments: --fore. Did you mean '--force'?"),
-        ("train x --epochs 5", "A setting is given by --set train.epochs=5"),
-        ("bench x --learning-rte=1e-3", "A setting is given by --set train.learning_rate=1e-3"),
-        ("train x --sed 5", "Did you mean '--seed'?"), ("show simcrl", "Did you mean 'simclr'?"),
-        ("show digits-simcler", "Did you mean 'digits-simclr'?"), ("show lmlc-table4", "Did you mean 'lmcl-table4'?"),
-        ("show uniformty", "Did you mean 'uniformity'?"), ("show dmoain", "Did you mean 'domain'?"),
-        ("show domain", "`dipole list domains` shows"), ("show trian", "Did you mean 'train'?"),
-        ("", "usage: dipole"), ("train", "required: RECIPE"),
-        ("train nothing", "unknown recipe 'nothing'"),
-        ("train infonce", "It is an objective: dipole train RECIPE --set objective=infonce."),
-        ("sweep dp --metric x --space seed=int(0,1)", "--set 'objective=infonce + dp'."),
-        ("train lmcl-table4", "It is a suite: dipole bench lmcl-table4."),
-        ("bench digits-simclr", "It is a recipe: dipole train digits-simclr."),
-        ("train digits-simclr --set train.steps", "not of the form key=value"),
-        ("train digits-simclr --seed x", "invalid int value"),
-        ("train digits-simclr --set objective=infonce(temprature=1)", "temperature"), ("eval 0123", "no run '0123'"),
-        ("eval .", "is no run folder"), ("export x --to text", "no run 'x'"),
-        ("check", "give either TARGET or --all"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("line", "words"), [
+    ("--json list", "the command comes first: dipole list --json"),
+    ("--verison", "unknown option '--verison'. Did you mean '--version'?"), ("TRAIN x", "Did you mean 'train'?"),
+    ("list recipe", "'recipe'. Did you mean 'recipes'?"), ("data lst", "'lst'. Did you mean 'list'?"),
+    ("rm x --fore", "unrecognized arguments: --fore. Did you mean '--force'?"),
+    ("train x --epochs 5", "A setting is given by --set train.epochs=5"), ("eval .", "is no run folder"),
+    ("bench x --learning-rte=1e-3", "A setting is given by --set train.learning_rate=1e-3"),
+    ("train x --sed 5", "Did you mean '--seed'?"), ("show simcrl", "Did you mean 'simclr'?"),
+    ("show digits-simcler", "Did you mean 'digits-simclr'?"), ("show lmlc-table4", "Did you mean 'lmcl-table4'?"),
+    ("show uniformty", "Did you mean 'uniformity'?"), ("show dmoain", "Did you mean 'domain'?"),
+    ("show domain", "`dipole list domains` shows"), ("show trian", "Did you mean 'train'?"),
+    ("", "usage: dipole"), ("train", "required: RECIPE"), ("train nothing", "unknown recipe 'nothing'"),
+    ("train infonce", "It is an objective: dipole train RECIPE --set objective=infonce."),
+    ("sweep dp --metric x --space seed=int(0,1)", "--set 'objective=infonce + dp'."),
+    ("train lmcl-table4", "It is a suite: dipole bench lmcl-table4."),
+    ("bench digits-simclr", "It is a recipe: dipole train digits-simclr."), ("check", "TARGET or --all"),
+    ("train digits-simclr --set train.steps", "of the form key=value"), ("train x --seed x", "invalid int value"),
+    ("train digits-simclr --set objective=infonce(temprature=1)", "temperature"), ("eval 0123", "no run '0123'"),
+    ("export x --to text", "no run 'x'"),
+])  # fmt: skip
 def test_wrong_usage_is_answered_with_what_is_right(line, words, capsys):
     assert words in refused(capsys, *line.split())
 
@@ -309,11 +300,9 @@ def test_a_question_is_asked_on_stderr(capsys, monkeypatch):
     confirm(*question)
     assert capsys.readouterr() == ("", "Fetch it? [y/N] ")
     monkeypatch.setattr(sys, "stdin", Terminal(""))
-    with pytest.raises(DeclinedError, match=r"^nothing was fetched\.$"):
-        confirm(*question)
+    fails(DeclinedError, r"^nothing was fetched\.$", confirm, *question)
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
-    with pytest.raises(ConfigError, match="add --yes to fetch it"):
-        confirm(*question)
+    fails(ConfigError, "add --yes to fetch it", confirm, *question)
 
 
 def test_ctrl_c_says_how_to_continue_if_possible(capsys, monkeypatch):

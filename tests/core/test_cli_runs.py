@@ -103,13 +103,10 @@ def test_compare_without_common_seeds_names_its_test(trained, capsys):
         assert (found["first"], found["second"]) == (pytest.approx(0.52), pytest.approx(0.61))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "\x1b[31mred\x1b[0m", "over\rwritten", "two\nlines", "\x9b2J", "\u202egnp", "\x07\x08", "\u061cmark",
-        "\ufff9\U000e0041",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("text", [
+    "\x1b[31mred\x1b[0m", "over\rwritten", "two\nlines", "\x9b2J", "\u202egnp", "\x07\x08", "\u061cmark",
+    "\ufff9\U000e0041",
+])  # fmt: skip
 def test_control_characters_of_received_records_are_escapes(text, trained, capsys):
     first, second = trained["infonce", 0], trained["dcl", 0]
     config = json.loads((second / "record.json").read_text())["config"]

@@ -100,20 +100,17 @@ def test_every_problem_is_in_one_message(blobs):
     assert lines[place].strip("^ ") == ""
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("train.momentum=0.9", "momentum has no effect with optimizer 'adam'"),
-        ("train.milestones=[1,2]", "no effect with schedule 'constant'"), ("train.schedule=step", "needs milestones"),
-        ("train.epochs=3", "give either epochs or steps, not both"), ("train.warmup=11", "longer than the run"),
-        ("domain=visoin", "Did you mean 'vision'?"), ("device=gpu", "device: "),
-        ("objective=none", "'none' is not possible in the domain 'blobs'"),
-        ("objective=infonce(temperature=0)", "temperature"), ("train.steps.lr=3", "is a value, not a table"),
-        ('train.batch_size="16"', "should be a valid integer"), ("deterministic=1", "should be a valid boolean"),
-        ("train.learning_rate=nan", "finite"), ("train.betas=[a", """got "[a". In a shell, write KEY='["a", "b"]'."""),
-        ("learning_rate=1", "learning_rate: no such setting at the top level; did you mean train.learning_rate?"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("override", "message"), [
+    ("train.momentum=0.9", "momentum has no effect with optimizer 'adam'"),
+    ("train.milestones=[1,2]", "no effect with schedule 'constant'"), ("train.schedule=step", "needs milestones"),
+    ("train.epochs=3", "give either epochs or steps, not both"), ("train.warmup=11", "longer than the run"),
+    ("domain=visoin", "Did you mean 'vision'?"), ("device=gpu", "device: "),
+    ("objective=none", "'none' is not possible in the domain 'blobs'"),
+    ("objective=infonce(temperature=0)", "temperature"), ("train.steps.lr=3", "is a value, not a table"),
+    ('train.batch_size="16"', "should be a valid integer"), ("deterministic=1", "should be a valid boolean"),
+    ("train.learning_rate=nan", "finite"), ("train.betas=[a", """got "[a". In a shell, write KEY='["a", "b"]'."""),
+    ("learning_rate=1", "learning_rate: no such setting at the top level; did you mean train.learning_rate?"),
+])  # fmt: skip
 def test_settings_that_are_wrong_or_do_not_go_together(blobs, override, message):
     assert message in problems(override, recipe=blobs)
 
@@ -155,7 +152,7 @@ def test_unknown_recipe_and_broken_file(tmp_path):
         with pytest.raises(ConfigError, match=said):
             read_recipe(name)
     broken.write_bytes(b'\xef\xbb\xbfname = "x"')  # as Windows saves UTF-8
-    assert read_recipe(broken)[0]["name"] == "x"
+    assert read_recipe(broken)["name"] == "x"
 
 
 def test_nested_tables_are_named_by_their_path():

@@ -23,6 +23,7 @@ from dipole.core.train.data_sets import DataSet, data_sets, find
 from dipole.core.utils.download import RemoteFile, fetch
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.unpack import unpack
+from tests.runs import refused as fails
 
 CONTENT = bytes(range(256)) * 4000
 HALF = len(CONTENT) * 2 // 5
@@ -166,8 +167,7 @@ def cut_off(serve, tmp_path, kind="etag-alone", **more):
     files, settings = {"x.bin": CONTENT}, {"headers": headers, "if_range": if_range, "stops": 5000, "answers": 1} | more
     url, asked = serve(files, settings)
     file = RemoteFile(f"{url}/x.bin")
-    with pytest.raises(DataError, match="503"):
-        fetch(file, tmp_path)
+    fails(DataError, "503", fetch, file, tmp_path)
     settings.update(stops=0, answers=0)
     asked.clear()
     return file, files, asked
@@ -190,8 +190,7 @@ def test_packing_that_is_not_the_files_own_is_refused(serve, tmp_path, packing, 
     url, _ = serve({"x.bin": CONTENT, "x.tgz": CONTENT}, {"headers": {"Content-Encoding": packing}})
     for name in ("x.bin", "x.tgz"):
         if name in refused_names:
-            with pytest.raises(DataError, match=f"Content-Encoding {packing}"):
-                fetch(RemoteFile(f"{url}/{name}"), tmp_path)
+            fails(DataError, f"Content-Encoding {packing}", fetch, RemoteFile(f"{url}/{name}"), tmp_path)
             assert not (tmp_path / name).exists()
         else:
             assert fetch(RemoteFile(f"{url}/{name}"), tmp_path).read_bytes() == CONTENT
@@ -200,37 +199,28 @@ def test_packing_that_is_not_the_files_own_is_refused(serve, tmp_path, packing, 
 def test_other_answers_are_not_the_file(serve, tmp_path):
     for settings, said in (({"status": 205}, "sends 205"), ({"unsized": True}, "more than the 1000 bytes")):
         url, _ = serve({"x.bin": CONTENT}, settings)
-        with pytest.raises(DataError, match=said):
-            fetch(RemoteFile(f"{url}/x.bin", 1000), tmp_path)
+        fails(DataError, said, fetch, RemoteFile(f"{url}/x.bin", 1000), tmp_path)
 
 
 def test_a_page_to_log_in_is_not_the_file(serve, tmp_path):
-    page = b"\n<!DOCTYPE HTML><html>"
-    url, _ = serve({"x.bin": page, "x.html": page}, {})
-    with pytest.raises(DataError, match=r"has a web page in place of its content. It was moved to .*x\.bin\.wrong"):
-        fetch(RemoteFile(f"{url}/x.bin"), tmp_path)
-    assert fetch(RemoteFile(f"{url}/x.html"), tmp_path).read_bytes() == page
+    url, _ = serve({"x.bin": b"\n<!DOCTYPE HTML><html>"}, {})
+    fails(DataError, r"has a web page .* moved to .*x\.bin\.wrong", fetch, RemoteFile(f"{url}/x.bin"), tmp_path)
     url, _ = serve({"x.bin": CONTENT, "x.HTML": CONTENT}, {"headers": {"Content-Type": "text/html; charset=utf-8"}})
-    with pytest.raises(DataError, match="sends a web page, not the file"):
-        fetch(RemoteFile(f"{url}/x.bin"), tmp_path)
+    fails(DataError, "sends a web page, not the file", fetch, RemoteFile(f"{url}/x.bin"), tmp_path)
     assert not (tmp_path / "x.bin").exists()
     published = {"checksum": f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"}
     for name, known in (("x.HTML", {}), ("x.bin", published)):
         assert fetch(RemoteFile(f"{url}/{name}", **known), tmp_path).read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize(
-    ("files", "published", "said"),
-    [
-        ({"x.bin": b""}, (), "the file has 0 bytes"), ({}, (), "404"),
-        ({"x.bin": CONTENT}, (None, NO_FILE), "published one is 0.*x.bin.wrong"),
-        ({"x.bin": CONTENT}, (len(CONTENT) + 1, NO_FILE), "published file has"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("files", "published", "said"), [
+    ({"x.bin": b""}, (), "the file has 0 bytes"), ({}, (), "404"),
+    ({"x.bin": CONTENT}, (None, NO_FILE), "published one is 0.*x.bin.wrong"),
+    ({"x.bin": CONTENT}, (len(CONTENT) + 1, NO_FILE), "published file has"),
+])  # fmt: skip
 def test_another_file_than_the_published_one_is_not_taken(serve, tmp_path, files, published, said):
     url, asked = serve(files)
-    with pytest.raises(DataError, match=f"(?s){said}"):
-        fetch(RemoteFile(f"{url}/x.bin", *published), tmp_path)
+    fails(DataError, f"(?s){said}", fetch, RemoteFile(f"{url}/x.bin", *published), tmp_path)
     assert len(asked) == 1  # and is not asked for again
     assert [path.name for path in tmp_path.iterdir()] == ["x.bin.wrong"] * bool(files)
 
@@ -239,8 +229,7 @@ def test_another_file_than_the_published_one_is_not_taken(serve, tmp_path, files
 def test_a_folder_in_the_place_of_a_file_is_named(serve, tmp_path, name):
     (tmp_path / name).mkdir()
     url, _ = serve({"x.bin": CONTENT})
-    with pytest.raises(DataError, match=f"cannot write .*/{name}: Is a directory"):
-        fetch(RemoteFile(f"{url}/x.bin"), tmp_path)
+    fails(DataError, f"cannot write .*/{name}: Is a directory", fetch, RemoteFile(f"{url}/x.bin"), tmp_path)
 
 
 def test_another_mirror_is_another_file(serve, tmp_path, monkeypatch):
@@ -292,11 +281,9 @@ def test_nothing_leaves_the_folder(tmp_path, name):
     inner.mkdir(parents=True)
     content = {name: b"x"}
     for path in (tar(tmp_path / "x.tar.gz", content), zipped(tmp_path / "x.zip", content)):
-        with pytest.raises(DataError, match="points outside the target folder"):
-            unpack(path, inner)
+        fails(DataError, "points outside the target folder", unpack, path, inner)
     assert not list(tmp_path.rglob("out"))
-    with pytest.raises(DataError, match="is a link"):
-        unpack(tar(tmp_path / "l.tar.gz", {"a": "/etc/passwd"}), tmp_path)
+    fails(DataError, "is a link", unpack, tar(tmp_path / "l.tar.gz", {"a": "/etc/passwd"}), tmp_path)
     for content in ({"a": b"x", "a/b": b"x"}, {"b/c": b"x", "b": b"x"}, {"x" * 300: b"x"}, {".": b"x"}):
         with pytest.raises(DataError, match=r"is damaged, or neither tar.*fetch it again"):
             unpack(tar(tmp_path / "n.tar", content), tmp_path)
@@ -312,8 +299,7 @@ def packed(path, kind):
 def check_damaged(path, contents):
     for content in contents:
         path.write_bytes(content)
-        with pytest.raises(DataError, match="is damaged, or neither tar"):
-            unpack(path, path.parent / "out")
+        fails(DataError, "is damaged, or neither tar", unpack, path, path.parent / "out")
 
 
 @pytest.mark.parametrize("kind", ["gz", "bz2", "xz", "zip", "zip-lzma", "zip-bz2"])
@@ -402,7 +388,6 @@ def test_every_domain_declares_its_own(capsys):
     out = done(capsys, "data", "list")
     assert all(name in out for name in data_sets())
     assert out.count("licence:") >= 5
-    with pytest.raises(ConfigError, match="Did you mean 'cifar10'"):
-        find("cifar1")
+    fails(ConfigError, "Did you mean 'cifar10'", find, "cifar1")
     for name in ("cifar10", "cifar100", "stl10"):
         assert all(file.size and file.checksum.startswith("md5:") for file in find(name).files)

@@ -38,14 +38,11 @@ def layouts():
     }
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "infonce(joint=true)", "dcl", "hcl", "align_uniform", "dp", "cacr", "cacr(intra_batch=true)",
-        "triplet", "blocks", "co2", "supcon", "supcon(variant=in)", "siglip", "siglip(temperature=0.5, bias=-1)",
-        "infonce(temperature=learned, init=0.3)", "hcl(temperature=learned, init=0.4)", "dcl(temperature=learned)",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("text", [
+    "infonce(joint=true)", "dcl", "hcl", "align_uniform", "dp", "cacr", "cacr(intra_batch=true)",
+    "triplet", "blocks", "co2", "supcon", "supcon(variant=in)", "siglip", "siglip(temperature=0.5, bias=-1)",
+    "infonce(temperature=learned, init=0.3)", "hcl(temperature=learned, init=0.4)", "dcl(temperature=learned)",
+])  # fmt: skip
 @pytest.mark.parametrize("name", layouts())
 def test_values_and_gradients_are_those_of_loops(name, text):
     inputs, pairs = layouts()[name]

@@ -11,6 +11,7 @@ from dipole import Composite, LogSumExp, Objective, Pairs, PairsError, Sum
 from dipole.core.objectives.gather import source_of
 from tests.core.test_engines import layouts
 from tests.core.test_own_pairs import weighted_layouts
+from tests.runs import refused
 
 
 def relations(pairs, i):
@@ -162,8 +163,7 @@ def test_as_many_candidates_as_anchors_are_not_the_anchors():
     crops = Pairs.from_crops([a, b], [c], queue, labels)
     assert len(crops.anchors) == len(crops.candidates)
     assert crops.candidate_labels is None
-    with pytest.raises(PairsError, match="label of every candidate"):
-        dipole.objective("tuple")(crops)
+    refused(PairsError, "label of every candidate", dipole.objective("tuple"), crops)
     own, nothing = torch.tensor([[0], [1], [0], [1]]), torch.zeros(4, 0, dtype=torch.long)
     assert Pairs(a, b[:2], own, nothing, labels).narrow(slice(0, 2), 4).candidate_labels is None
     assert Pairs(a, b, own, nothing, labels).candidate_labels is labels  # by hand they are, unless said otherwise
@@ -228,8 +228,7 @@ def test_sums_look_at_their_own_numbers_and_several_pairs_are_averaged():
 
 def test_an_outcome_says_where_its_loss_is():
     outcome = dipole.objective("infonce")(*torch.randn(2, 4, 3))
-    with pytest.raises(AttributeError, match=r"no 'backward'.* objective\(z1, z2\)\.loss"):
-        outcome.backward()
+    refused(AttributeError, r"no 'backward'.* objective\(z1, z2\)\.loss", outcome.backward)
     torch.testing.assert_close(copy.deepcopy(outcome).loss, pickle.loads(pickle.dumps(outcome)).loss)
 
 
@@ -275,14 +274,11 @@ def test_a_term_that_needs_no_negatives_has_its_statistics_without_any(similarit
     assert bool(torch.autograd.grad(loss, x)[0].isfinite().all())
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda a, b: Pairs.from_views([a, b]), Pairs.cross, Pairs.both, Pairs.from_columns,
-        lambda a, b: Pairs.from_labels(a, torch.tensor([0, 0, 1, 1, 2, 2])),
-        lambda a, b: Pairs.from_blocks(torch.stack([a, b], 1)), lambda a, b: Pairs.from_crops([a, b], [a]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("make", [
+    lambda a, b: Pairs.from_views([a, b]), Pairs.cross, Pairs.both, Pairs.from_columns,
+    lambda a, b: Pairs.from_labels(a, torch.tensor([0, 0, 1, 1, 2, 2])),
+    lambda a, b: Pairs.from_blocks(torch.stack([a, b], 1)), lambda a, b: Pairs.from_crops([a, b], [a]),
+])  # fmt: skip
 def test_writing_into_one_pairs_changes_no_other(make):
     a, b = torch.randn(2, 6, 4, dtype=torch.float64)
     objective = dipole.objective("infonce + 0.1*dp")

@@ -187,14 +187,11 @@ def test_a_probe_on_views_that_never_change_is_the_one_on_features(solver):
     assert sorted(torch.cat(asked).tolist()) == sorted(5 * (y >= 0).nonzero().squeeze(1).tolist())
 
 
-@pytest.mark.parametrize(
-    ("schedule", "milestones", "rates"),
-    [
-        ("step", (1, 3), [0.5, 0.05, 0.05, 0.005]),
-        ("step", (), [0.5] * 4),
-        ("cosine", None, [0.5, 0.4267766953, 0.25, 0.0732233047]),
-    ],
-)
+@pytest.mark.parametrize(("schedule", "milestones", "rates"), [
+    ("step", (1, 3), [0.5, 0.05, 0.05, 0.005]),
+    ("step", (), [0.5] * 4),
+    ("cosine", None, [0.5, 0.4267766953, 0.25, 0.0732233047]),
+])  # fmt: skip
 def test_a_probe_on_views_is_descent_written_out(schedule, milestones, rates):
     """Softmax regression by SGD with momentum and weight decay, in numpy, on features that differ in every epoch."""
     (x, y), (tx, ty) = blobs(n=48), blobs(n=30, seed=1)

@@ -56,35 +56,32 @@ OF_RELEASED = ("rank=512", "variant=printed, rank=512")
 OF_PRINTED = ("norm=l21", "alpha=10", "solver=subgradient", "features=raw", "tolerance=0.01")
 
 
-@pytest.mark.parametrize(
-    ("text", "word", "under"),
-    [
-        ("infonec", "Did you mean 'infonce'", "infonec"), ("infonce + 0.1*dpp", "Did you mean 'dp'", "dpp"),
-        ("infonce(temprature=1)", "Did you mean 'temperature'", "temprature=1"),
-        ("infonce(temperature=0)", "> 0", "temperature=0"), ("infonce(temperature=-1)", "> 0", "temperature=-1"),
-        ("infonce(temperature=cold)", "a number > 0 or learned", "temperature=cold"),
-        ("infonce(temperature=true)", "a number > 0", "temperature=true"),
-        ("infonce(similarity=cosin)", "cosine, dot, bilinear", "similarity=cosin"),
-        ("infonce(joint=1)", "true or false", "joint=1"), ("cacr(k=2.5)", "an integer >= 1", "k=2.5"),
-        ("dcl(rho=1)", "< 1", "rho=1"),
-        ("infonce + dp(delta_pos=0.6)", "delta_pos must be < delta_neg", "delta_pos=0.6"),
-        ("infonce $ dp", "cannot read '$'", "$"), ("infonce dp", "expected '+' or the end", "dp"),
-        ("infonce - 0.1*dp", "Terms are added", "-"), ("infonce*0.5", "a weight comes before its term", "*"),
-        ("infonce(temperature=)", "expected a value", ")"), ("infonce(temperature 1)", "expected '='", "1"),
-        ("infonce(temperature=1, temperature=2)", "given twice", "temperature"), ("0.1 dp", "expected '*'", "dp"),
-        ("infonce(temperature=1e999)", "too large", "1e999"), ("infonce + alignment", "diagnostic", "alignment"),
-        ("infonce + dp(self=none)", "dp has no option 'self'. Its options: delta_pos", "self=none"),
-        ("-1*infonce", "weight of infonce must be >= 0", "-1*"),
-        ("infonce(init=0.1)", "write temperature=learned, init=0.1, or temperature=0.1 alone", "init=0.1"),
-        ("dcl(temperature=0.3, init=0.1)", "temperature is 0.3", "init=0.1"),
-        ("infonce(temperature=learned, init=0.001)", "init must be a number >= 0.01 or none, got 0.001", "init=0.001"),
-        ("swav(temperature=learned)", "swav: temperature must be a number > 0, got 'learned'", "temperature=learned"),
-        ("cacr(t_neg=learned)", "t_neg must be a number >= 0, got 'learned'", "t_neg=learned"),
-        ("siglip(bias=-3, bias_init=-2)", "write bias=learned, bias_init=-2, or bias=-2 alone", "bias_init=-2"),
-        *((f"infonce + cllr({wrong})", "cllr: rank is of variant=released", "rank=5") for wrong in OF_RELEASED),
-        *((f"infonce + cllr(variant=released, {wrong})", "is of variant=printed", wrong) for wrong in OF_PRINTED),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "word", "under"), [
+    ("infonec", "Did you mean 'infonce'", "infonec"), ("infonce + 0.1*dpp", "Did you mean 'dp'", "dpp"),
+    ("infonce(temprature=1)", "Did you mean 'temperature'", "temprature=1"),
+    ("infonce(temperature=0)", "> 0", "temperature=0"), ("infonce(temperature=-1)", "> 0", "temperature=-1"),
+    ("infonce(temperature=cold)", "a number > 0 or learned", "temperature=cold"),
+    ("infonce(temperature=true)", "a number > 0", "temperature=true"),
+    ("infonce(similarity=cosin)", "cosine, dot, bilinear", "similarity=cosin"),
+    ("infonce(joint=1)", "true or false", "joint=1"), ("cacr(k=2.5)", "an integer >= 1", "k=2.5"),
+    ("dcl(rho=1)", "< 1", "rho=1"),
+    ("infonce + dp(delta_pos=0.6)", "delta_pos must be < delta_neg", "delta_pos=0.6"),
+    ("infonce $ dp", "cannot read '$'", "$"), ("infonce dp", "expected '+' or the end", "dp"),
+    ("infonce - 0.1*dp", "Terms are added", "-"), ("infonce*0.5", "a weight comes before its term", "*"),
+    ("infonce(temperature=)", "expected a value", ")"), ("infonce(temperature 1)", "expected '='", "1"),
+    ("infonce(temperature=1, temperature=2)", "given twice", "temperature"), ("0.1 dp", "expected '*'", "dp"),
+    ("infonce(temperature=1e999)", "too large", "1e999"), ("infonce + alignment", "diagnostic", "alignment"),
+    ("infonce + dp(self=none)", "dp has no option 'self'. Its options: delta_pos", "self=none"),
+    ("-1*infonce", "weight of infonce must be >= 0", "-1*"),
+    ("infonce(init=0.1)", "write temperature=learned, init=0.1, or temperature=0.1 alone", "init=0.1"),
+    ("dcl(temperature=0.3, init=0.1)", "temperature is 0.3", "init=0.1"),
+    ("infonce(temperature=learned, init=0.001)", "init must be a number >= 0.01 or none, got 0.001", "init=0.001"),
+    ("swav(temperature=learned)", "swav: temperature must be a number > 0, got 'learned'", "temperature=learned"),
+    ("cacr(t_neg=learned)", "t_neg must be a number >= 0, got 'learned'", "t_neg=learned"),
+    ("siglip(bias=-3, bias_init=-2)", "write bias=learned, bias_init=-2, or bias=-2 alone", "bias_init=-2"),
+    *((f"infonce + cllr({wrong})", "cllr: rank is of variant=released", "rank=5") for wrong in OF_RELEASED),
+    *((f"infonce + cllr(variant=released, {wrong})", "is of variant=printed", wrong) for wrong in OF_PRINTED),
+])  # fmt: skip
 def test_errors_point_at_the_culprit(text, word, under):
     with pytest.raises(SpecError) as caught:
         dipole.objective(text)

@@ -204,14 +204,11 @@ def test_splits_of_stl10_are_joined_once_and_counted(tmp_path):
     refused(DataError, "different shapes", joined, [grey, colour])
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"train_split": "nothing"}, {"pretrain_split": "nothing"}, {"test_split": "nothing"},
-        {"pretrain_split": "train+nothing"}, {"pretrain": "digits", "pretrain_split": "nothing"},
-        {"test": "digits", "test_split": "nothing"},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("settings", [
+    {"train_split": "nothing"}, {"pretrain_split": "nothing"}, {"test_split": "nothing"},
+    {"pretrain_split": "train+nothing"}, {"pretrain": "digits", "pretrain_split": "nothing"},
+    {"test": "digits", "test_split": "nothing"},
+])  # fmt: skip
 def test_a_split_that_does_not_exist_is_refused(settings):
     refused(DataError, r"digits has no split 'nothing'.*It has: train", load, DataConfig(**settings), Seeds(0))
 

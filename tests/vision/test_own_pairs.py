@@ -90,22 +90,19 @@ def test_the_positives_of_labels_are_all_views_of_the_class_and_groups_fill_the_
     assert not {"pairs", "columns"} & settings().determining().keys()  # runs from before keep their names
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"pairs": "labels", "method": "byol"}, "'byol' cannot carry pairs = 'labels'"),
-        ({"pairs": "labels", "negatives": 3}, "negatives has no effect"),
-        ({"pairs": "columns", "columns": ["a", "b"], "method": "blocks"}, "'blocks' cannot carry"),
-        ({"pairs": "columns", "columns": ["a", "b"], "method": "cmc"}, "'cmc' cannot carry"),
-        ({"columns": ["a", "b"]}, "columns has no effect with pairs 'augmented'"),
-        ({"images_per_class": 2}, "images_per_class has no effect"),
-        ({"pairs": "columns", "data": {"source": "x.csv"}}, "columns must name two or more"),
-        ({"pairs": "columns", "columns": ["a", "b"]}, "set vision.data.source to a file"),
-        ({"pairs": "columns", "columns": ["image", "caption"], "data": {"source": "x.csv"}}, "vision.caption.encoder"),
-        ({"method": "clip"}, "'clip' cannot carry pairs = 'augmented'"),
-        ({"caption": {"encoder": "bert"}}, "hub:ID-or-folder"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("wrong", "said"), [
+    ({"pairs": "labels", "method": "byol"}, "'byol' cannot carry pairs = 'labels'"),
+    ({"pairs": "labels", "negatives": 3}, "negatives has no effect"),
+    ({"pairs": "columns", "columns": ["a", "b"], "method": "blocks"}, "'blocks' cannot carry"),
+    ({"pairs": "columns", "columns": ["a", "b"], "method": "cmc"}, "'cmc' cannot carry"),
+    ({"columns": ["a", "b"]}, "columns has no effect with pairs 'augmented'"),
+    ({"images_per_class": 2}, "images_per_class has no effect"),
+    ({"pairs": "columns", "data": {"source": "x.csv"}}, "columns must name two or more"),
+    ({"pairs": "columns", "columns": ["a", "b"]}, "set vision.data.source to a file"),
+    ({"pairs": "columns", "columns": ["image", "caption"], "data": {"source": "x.csv"}}, "vision.caption.encoder"),
+    ({"method": "clip"}, "'clip' cannot carry pairs = 'augmented'"),
+    ({"caption": {"encoder": "bert"}}, "hub:ID-or-folder"),
+])  # fmt: skip
 def test_what_does_not_fit_is_refused(wrong, said):
     refused(ValidationError, said, settings, **wrong)
 

@@ -175,8 +175,7 @@ def test_cells_without_an_image(tmp_path, entrance, cell):
     plain = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
     path = table(tmp_path / "t", {"image": cells}, {"image": plain})
     why = "its file /nowhere/x.png" if cell and cell["path"] else "the cell is empty"
-    with pytest.raises(DataError, match=rf"\[2\] \({why}.*on_corrupt = 'skip'"):
-        first_pixels(read(path, entrance))
+    refused(DataError, rf"\[2\] \({why}.*on_corrupt = 'skip'", first_pixels, read(path, entrance))
     with pytest.warns(UserWarning, match=why):
         assert first_pixels(read(path, entrance, on_corrupt="skip"))[:2] == [0, 1]
 
@@ -222,12 +221,6 @@ def test_names_of_parquet_files_and_of_their_folders_tell_the_splits(tmp_path, n
         made.rename(tmp_path / f"{name}.parquet")
     parts = load(DataConfig(source=str(tmp_path)), Seeds(0))
     assert [first_pixels(part) for part in (parts.train, parts.test)] == [[*range(6)], [*range(100, 106)]]
-
-
-def test_vectors_beside_images_are_no_source(tmp_path):
-    images(tmp_path, "a", "b")
-    pyarrow.parquet.write_table(pyarrow.table({"features": [[0.5]]}), tmp_path / "features.parquet")
-    assert opened(tmp_path).counts() == {"a": 3, "b": 3}
 
 
 def test_a_file_without_rows(tmp_path):
@@ -314,6 +307,7 @@ def test_what_archives_and_systems_add_is_no_class(tmp_path, split):
     for litter in ("cat/._0.png", "dog/.hidden.png", "._stray.jpg"):
         (tmp_path / split / litter).write_bytes(b"no image")
     (tmp_path / "Thumbs.db").write_bytes(b"x")
+    pyarrow.parquet.write_table(pyarrow.table({"features": [[0.5]]}), tmp_path / "features.parquet")
     assert opened(tmp_path).counts() == {"cat": 3, "dog": 3}
     assert read_images(str(tmp_path), None, None, 3).total == 6
 

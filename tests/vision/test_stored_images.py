@@ -213,15 +213,9 @@ def test_a_damaged_record_beside_checkpoints_does_not_cost_them(tmp_path):
 
 UPRIGHT = np.kron(np.random.default_rng(0).integers(0, 256, (2, 3, 3)), np.ones((8, 8, 1))).astype(np.uint8)
 STORED = {  # the corner in which EXIF's table says that row 0 and column 0 are
-    1: UPRIGHT,
-    2: UPRIGHT[:, ::-1],
-    3: UPRIGHT[::-1, ::-1],
-    4: UPRIGHT[::-1],
-    5: UPRIGHT.swapaxes(0, 1),
-    6: np.rot90(UPRIGHT),
-    7: UPRIGHT[::-1, ::-1].swapaxes(0, 1),
-    8: np.rot90(UPRIGHT, -1),
-}
+    1: UPRIGHT, 2: UPRIGHT[:, ::-1], 3: UPRIGHT[::-1, ::-1], 4: UPRIGHT[::-1], 5: UPRIGHT.swapaxes(0, 1),
+    6: np.rot90(UPRIGHT), 7: UPRIGHT[::-1, ::-1].swapaxes(0, 1), 8: np.rot90(UPRIGHT, -1),
+}  # fmt: skip
 
 
 def photo(tag=6, kind="PNG", pixels=None):

@@ -10,7 +10,7 @@ from dipole.core.utils.text import shortened
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import Classes, Decoding, Known, Source, register_source
 from dipole.vision.sources.images import select
-from dipole.vision.sources.labels import NoClassesError, class_labels
+from dipole.vision.sources.labels import NoClassesError, class_labels, plain_label
 
 
 @register_source(names=("digits",), known={"digits": Known(1, 8, 10, {"train": 1797})})
@@ -64,11 +64,8 @@ def read_npz(path: Path) -> ImageSet:
         )
     pixels = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
     labels, class_names = _classes(path, arrays.get("labels"))
-    given = [
-        each.decode(errors="replace") if isinstance(each, bytes) else str(each)
-        for each in arrays.get("class_names", ())
-    ]
-    class_names = class_names or tuple(given)
+    given = arrays.get("class_names", np.array(())).tolist()
+    class_names = class_names or tuple(str(plain_label(name)) for name in given)
     if len(set(class_names)) < len(class_names):
         raise DataError(f"{path}: 'class_names' has a name twice: {', '.join(class_names)[:200]}. Give each its own.")
     if labels is not None and class_names and int(labels.max()) >= len(class_names):

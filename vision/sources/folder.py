@@ -14,11 +14,11 @@ import torch
 from PIL import Image
 
 from dipole.core.utils.errors import DataError
-from dipole.core.utils.text import counted, warn
+from dipole.core.utils.text import warn
 from dipole.vision.decoding import file_bytes, first_names
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import HELD_OUT, TRAINING, Classes, Decoding, Source, register_source
-from dipole.vision.sources.images import decode_all, select, warn_of_left_out
+from dipole.vision.sources.images import check_wanted, decode_all, select, warn_of_left_out
 from dipole.vision.sources.metadata import METADATA, read_metadata
 
 # Those that Pillow reads here: it can be built without AVIF.
@@ -229,12 +229,7 @@ def _classes(tree: Tree, empty: Iterable[str], wanted: Classes) -> tuple[str, ..
         return ()
     classes = tuple(sorted({*tree.folders, *empty}))
     if wanted is not None:
-        missing = [name for name in wanted if name not in (*classes, *tree.empty)]
-        if missing:
-            raise DataError(
-                f"{tree.path} lacks {counted(len(missing), 'class', 'classes')} of the class list: "
-                f"{', '.join(missing[:5])}."
-            )
+        check_wanted(str(tree.path), (*classes, *tree.empty), wanted)
         classes = wanted
     if without := [name for name in tree.empty if name not in classes]:
         warn(f"folders of {tree.path} without images are no classes: {first_names(without)}", stacklevel=2)

@@ -133,16 +133,12 @@ def image_column(name: str, features: Mapping[str, Any], wanted: str | None) -> 
 
     Raise DataError if there is none, or it holds something else. The message has the fix.
     """
-    from datasets import Image as ImageFeature
-
     if wanted is not None:
         check_column(name, list(features), wanted, "image_column")
         if problem := _no_images(wanted, features[wanted]):
             raise DataError(f"{name}: {problem}")
         return wanted
-    # Parquet without the Hub's metadata has structs of bytes and path.
-    found = [key for key, feature in features.items() if isinstance(feature, ImageFeature)]
-    found += [key for key, feature in features.items() if isinstance(feature, dict) and "bytes" in feature]
+    found = [key for key, feature in features.items() if _is_image(feature)]
     named = [key for each in IMAGES for key in features if key.lower() == each]
     found = found or [key for key in named if not _no_images(key, features[key])]
     if not found:
@@ -165,22 +161,23 @@ def _is_list(feature: Any) -> bool:
     return isinstance(feature, list) or type(feature).__name__ in ("List", "LargeList", "Sequence")
 
 
+def _is_image(feature: Any) -> bool:
+    """Return whether a column holds images, or structs of bytes and path as parquet without the Hub's metadata."""
+    return type(feature).__name__ == "Image" or (isinstance(feature, dict) and "bytes" in feature)
+
+
 def _no_images(column: str, feature: Any) -> str:
     """Say why a column holds no images, and what to do. "" if it holds some."""
-    from datasets import Image as ImageFeature
-
     inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
     kind = getattr(feature, "dtype", None)
-    if isinstance(feature, ImageFeature) or (isinstance(feature, dict) and "bytes" in feature):
-        return ""
-    if "binary" in str(kind):
+    if _is_image(feature) or "binary" in str(kind):
         return ""
     if "string" in str(kind):
         return (
             f"The column {column!r} holds text, not images. Store the images: {CAST.format(column=column)} for paths, "
             f"{DECODE.format(column=column)} for base64."
         )
-    if _is_list(feature) and (isinstance(inner, ImageFeature) or (isinstance(inner, dict) and "bytes" in inner)):
+    if _is_list(feature) and _is_image(inner):
         return (
             f"The column {column!r} holds lists of images. Make a row of each image, or set "
             f"another column by {SETTING}."

@@ -16,14 +16,19 @@ from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import Classes, Decoding
 
 
-def wanted_rows(name: str, labels: Tensor, names: Sequence[str], wanted: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Return the rows of the wanted classes, and their labels in the order of `wanted`."""
+def check_wanted(name: str, names: Sequence[str], wanted: Sequence[str]) -> None:
+    """Raise DataError if a data set with classes of these names lacks some of a class list."""
     missing = [each for each in wanted if each not in names]
     if missing:
         raise DataError(
             f"{name} lacks {counted(len(missing), 'class', 'classes')} of the class list: {', '.join(missing[:5])}."
             f"{nearest(missing[0], names)} It has {counted(len(names), 'named class', 'classes')}."
         )
+
+
+def wanted_rows(name: str, labels: Tensor, names: Sequence[str], wanted: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Return the rows of the wanted classes, and their labels in the order of `wanted`."""
+    check_wanted(name, names, wanted)
     new = torch.full((len(names) + 1,), -1)
     for label, each in enumerate(wanted):
         new[names.index(each)] = label

@@ -108,9 +108,8 @@ def labels_of(
 def label_columns(name: str, columns: Sequence[str], wanted: str | None, others: Sequence[str] = ()) -> list[str]:
     """Return the columns that may hold labels, in order of preference: `wanted`, or `LABELS` and `others`."""
     if wanted is None:
-        return list(
-            dict.fromkeys([*(key for each in LABELS for key in columns if key.strip().lower() == each), *others])
-        )
+        known = [key for name in LABELS for key in columns if key.strip().lower() == name]
+        return list(dict.fromkeys([*known, *others]))
     check_column(name, columns, wanted, "label_column")
     return [wanted]
 

@@ -169,12 +169,10 @@ def index_of(path: Path) -> tuple[int, list[Any], list[str]]:
     except OSError as error:
         raise DataError(f"the shard {path} cannot be read: {error.strerror or error}.") from error
     except tarfile.TarError as error:
-        if path.suffix != ".tar":
-            raise DataError(
-                f"the shard {path} is no plain tar file ({error}): images are read in place, which a "
-                "compressed one does not allow. Unpack it with gunzip (or zstd -d) to NAME.tar."
-            ) from error
-        raise DataError(f"the shard {path} is damaged or no tar file: {error}.") from error
+        raise DataError(
+            f"the shard {path} is damaged or no plain tar file: {error}. Fetch it again. Images are read in place, so "
+            "unpack a compressed one with gunzip (or zstd -d) to NAME.tar."
+        ) from error
 
 
 def _index(path: Path) -> tuple[list[Sample], list[str]]:

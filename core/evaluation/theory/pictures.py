@@ -12,7 +12,7 @@ from dipole.core.evaluation.theory.latent import Latent
 from dipole.core.evaluation.theory.trained import trained_loss
 from dipole.core.utils.drawing import check_drawing, new_figure
 from dipole.core.utils.errors import ConfigError, OptionError
-from dipole.core.utils.files import why
+from dipole.core.utils.files import disk_refusing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,11 +39,8 @@ def _save(figure: Figure, path: Path) -> None:
     # No date and no random ids: the same numbers give the same bytes.
     settings: Any = {"svg.hashsalt": "dipole", "svg.fonttype": "none"}
     metadata: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix, {})
-    try:
-        with mpl.rc_context(settings):
-            figure.savefig(path, dpi=110, metadata=metadata)
-    except OSError as error:
-        raise ConfigError(f"cannot write the picture {path}: {why(error, '--picture')}") from error
+    with disk_refusing(f"cannot write the picture {path}", ConfigError, "--picture"), mpl.rc_context(settings):
+        figure.savefig(path, dpi=110, metadata=metadata)
 
 
 def _plain(axes: Axes) -> None:
