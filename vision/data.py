@@ -19,7 +19,7 @@ from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.text import counted
 from dipole.vision.image_set import ImageSet, renumbered
 from dipole.vision.sources import described, known, open_source, seen
-from dipole.vision.sources.base import HELD_OUT, SHARDS, Decoding, Known, Source, first_split, split_names
+from dipole.vision.sources.base import HELD_OUT, SHARDS, TRAINING, Decoding, Known, Source, first_split, split_names
 
 IMBALANCE_BINS = 10
 
@@ -258,7 +258,7 @@ def _test_split(config: DataConfig, source: Source) -> str | None:
     if config.test_split in source.splits or config.test_split != HELD_OUT[0]:
         return config.test_split
     train = first_split((config.train_split,), source.splits)
-    return first_split(HELD_OUT, [name for name in source.splits if name != train])
+    return first_split(HELD_OUT, [name for name in source.splits if name != train or name.lower() in TRAINING])
 
 
 def _only_split(source: Source) -> str | None:

@@ -108,6 +108,8 @@ def _main(arguments: list[str], as_json: bool) -> int:
         print(json.dumps({"dipole": __version__}) if as_json else f"dipole {__version__}")
         return 0
     name, rest = arguments[0], arguments[1:]
+    if "--quiet" in rest:  # read when these libraries are imported
+        os.environ |= dict.fromkeys(("HF_DATASETS_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_PROGRESS_BARS"), "1")
     if name.startswith("-"):
         raise ConfigError(_no_option(arguments))
     try:

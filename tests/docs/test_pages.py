@@ -23,16 +23,12 @@ PAGES = sorted(page for page in DOCS.rglob("*.md") if "templates" not in page.pa
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 ELSEWHERE = {"how-to/own-losses.md"}  # tests/core/test_own_losses.py runs its blocks
 NEEDS = {
-    "start/agents.md": "stable_baselines3",
-    "start/images.md": "dipole.vision.heads",
-    "how-to/images.md": "dipole.vision.heads",
-    "how-to/lightly.md": "dipole.vision.heads",
-    "start/sentences.md": "sentence_transformers",
-    "how-to/lightning.md": "lightning",
-    "how-to/sentence-transformers.md": "sentence_transformers",
-    "how-to/stable-baselines3.md": "stable_baselines3",
+    "start/agents.md": "stable_baselines3", "start/images.md": "dipole.vision.heads",
+    "how-to/images.md": "dipole.vision.heads", "how-to/lightly.md": "dipole.vision.heads",
+    "start/sentences.md": "sentence_transformers", "how-to/lightning.md": "lightning",
+    "how-to/sentence-transformers.md": "sentence_transformers", "how-to/stable-baselines3.md": "stable_baselines3",
     "how-to/transformers.md": "transformers",
-}
+}  # fmt: skip
 SMALLER = {
     "start/agents.md": [("learn(600", "learn(230"), ("learn(300", "learn(210"), ("episodes=2", "episodes=1")],
     "start/images.md": [("range(20)", "range(1)")],

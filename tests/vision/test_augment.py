@@ -432,4 +432,4 @@ def test_workers_of_a_loader_give_lists_of_batches():
     (lambda: Augment("simclr", size=8), -torch.ones(3, 8, 8), "normalise afterwards: Augment(..., mean=MEAN"),
 ])  # fmt: skip
 def test_mistakes_of_augment_have_one_clear_message(make, images, message):
-    refused(DipoleError, re.escape(message), make(), images)
+    refused(DipoleError, re.escape(message), lambda: make()(images))

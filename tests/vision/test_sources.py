@@ -3,6 +3,8 @@
 import base64
 import datetime
 import os
+import subprocess
+import sys
 import warnings
 from contextlib import nullcontext
 from decimal import Decimal
@@ -175,7 +177,7 @@ def test_cells_without_an_image(tmp_path, entrance, cell):
     plain = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
     path = table(tmp_path / "t", {"image": cells}, {"image": plain})
     why = "its file /nowhere/x.png" if cell and cell["path"] else "the cell is empty"
-    refused(DataError, rf"\[2\] \({why}.*on_corrupt = 'skip'", first_pixels, read(path, entrance))
+    refused(DataError, rf"\[2\] \({why}.*on_corrupt = 'skip'", lambda: first_pixels(read(path, entrance)))
     with pytest.warns(UserWarning, match=why):
         assert first_pixels(read(path, entrance, on_corrupt="skip"))[:2] == [0, 1]
 
@@ -212,7 +214,7 @@ def test_the_advice_for_lists_and_paths_works_and_bytes_are_read(tmp_path):
 
 @pytest.mark.parametrize("names", [
     ("train/0000", "test/0000"), ("split=train/0", "split=test/0"), ("my-train", "my-test"), ("train_1", "val_1"),
-    ("train-00000-of-00001-0a1b", "validation-00000-of-00001-0a1b"),
+    ("train-00000-of-00001-0a1b", "validation-00000-of-00001-0a1b"), ("v2-train-0", "v2-val-0"),
 ])  # fmt: skip
 def test_names_of_parquet_files_and_of_their_folders_tell_the_splits(tmp_path, names):
     for start, name in zip((0, 100), names, strict=True):
@@ -221,6 +223,15 @@ def test_names_of_parquet_files_and_of_their_folders_tell_the_splits(tmp_path, n
         made.rename(tmp_path / f"{name}.parquet")
     parts = load(DataConfig(source=str(tmp_path)), Seeds(0))
     assert [first_pixels(part) for part in (parts.train, parts.test)] == [[*range(6)], [*range(100, 106)]]
+
+
+def test_quiet_hides_the_progress_of_datasets(tmp_path):
+    path = table(tmp_path / "t", {"image": 0, "label": [0, 1] * 3})
+    settings = [f"vision.data.source={path}", "train.epochs=1", "train.batch_size=2", "vision.probe.probes=[]"]
+    command = [sys.executable, "-m", "dipole", "train", "digits-simclr", "--quiet", "--set", *settings]
+    environment = os.environ | {"HF_DATASETS_CACHE": str(tmp_path / "cache")}
+    ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, "Generating" in ended.stderr) == (0, False), ended.stderr
 
 
 def test_a_file_without_rows(tmp_path):
@@ -253,13 +264,17 @@ def test_a_class_may_be_called_as_a_split_is(tmp_path, name, inner, stream):
         assert set(opened(tmp_path, **stream).counts()) == {*names, "test"}
 
 
+@pytest.mark.parametrize("name", ["blood_test", "test1"])
 @pytest.mark.parametrize("inner", [["images"], ["images", "more"], ["0/a", "0/b"]])
-def test_classes_with_folders_in_them_are_classes(tmp_path, inner):
+def test_classes_with_folders_in_them_are_classes(tmp_path, inner, name):
     images(tmp_path, *(f"{name}/{each}" for name in ("cat", "dog") for each in inner))
     if len(inner) > 1 and "/" not in inner[0]:
         with pytest.warns(UserWarning, match="are read as classes: cat, dog"):
             assert opened(tmp_path).counts() == {"cat": 6, "dog": 6}
         assert opened(tmp_path, "dog").class_names == ("images", "more")  # a split, if it is named as one
+        (tmp_path / "dog").rename(tmp_path / name)
+        with pytest.warns(UserWarning, match=f"are read as classes: .*{name}"):
+            assert load(DataConfig(source=str(tmp_path)), Seeds(0)).train.class_names == tuple(sorted(("cat", name)))
     else:
         assert opened(tmp_path).counts() == {"cat": 3 * len(inner), "dog": 3 * len(inner)}
 

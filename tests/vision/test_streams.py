@@ -73,7 +73,7 @@ def test_shards_are_read_by_file_folder_star_and_list(shards, tmp_path):
 
 
 @pytest.mark.parametrize("names", [
-    ("imagenet1k-train-0000", "imagenet1k-validation-00"), ("train/0", "val/0"), ("my_train", "my_test"),
+    ("imagenet1k-train-0000", "imagenet1k-validation-00"), ("train/0", "val/0"), ("cifar10-train-0", "cifar10-test"),
     ("train-00000-of-00002 train-00001-of-00002", "test-00000-of-00001"),
 ])  # fmt: skip
 def test_names_of_shards_and_of_their_folders_tell_the_splits(tmp_path, names):
@@ -105,6 +105,8 @@ def test_what_is_no_shard_is_said(shards, tmp_path):
     refused(DataError, "gunzip", read, f"wds:{tmp_path}/a.tar.gz")
     path.write_bytes(path.read_bytes()[:9000])
     refused(DataError, r"train-000\.tar is (damaged|cut off)", read, f"wds:{shards}")
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    refused(DataError, r"train-000\.tar is damaged.*git lfs pull", read, f"wds:{shards}")
 
 
 def test_the_index_is_kept_and_made_again_where_it_is_damaged_or_old(shards, cache):

@@ -8,7 +8,7 @@ import torch
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.text import shortened
 from dipole.vision.image_set import ImageSet
-from dipole.vision.sources.base import Classes, Decoding, Known, Source, register_source
+from dipole.vision.sources.base import LFS, Classes, Decoding, Known, Source, register_source
 from dipole.vision.sources.images import select
 from dipole.vision.sources.labels import NoClassesError, class_labels, plain_label
 
@@ -41,8 +41,8 @@ def read_npz(path: Path) -> ImageSet:
             names = ", ".join(map(repr, file.files))
             arrays = {key: np.atleast_1d(file[key]) for key in ("images", "labels", "class_names") if key in file}
     except Exception as error:  # a damaged archive fails in zlib, zipfile or numpy, each with its own type
-        fix = " Save text as labels.astype(str)." if "Object arrays" in str(error) else ""
-        raise DataError(f"{path} cannot be read as an .npz archive: {error}.{fix}") from error
+        fix = "Save text as labels.astype(str)" if "Object arrays" in str(error) else f"Fetch or save it again ({LFS})"
+        raise DataError(f"{path} cannot be read as an .npz archive: {error}. {fix}.") from error
     images = arrays.get("images")
     if images is None:
         raise DataError(

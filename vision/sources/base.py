@@ -17,6 +17,7 @@ TRAINING = ("train", "training")
 HELD_OUT = ("test", "testing", "val", "validation", "valid", "validate", "dev", "eval", "evaluation", "holdout")
 
 SHARDS = "wds:"  # before the names of tar files
+LFS = "a pointer of Git LFS: git lfs pull"  # in messages of files that cannot be read
 HUB = "hub:"  # before a data set that the library `datasets` finds: an id, or a folder
 
 Classes = tuple[str, ...] | None  # names of the classes to read, in their order. None reads all
@@ -96,11 +97,15 @@ class Source:
 
 
 def first_split(names: Iterable[str], known: Sequence[str]) -> str | None:
-    """Return the first of some names that is a known split, as written there: TRAIN, train2017 or imagenet1k-train."""
+    """Return the first of some names that is a known split, as written there: TRAIN, train2017 or imagenet1k-train.
+
+    Words before the name are allowed if no split is called train.
+    """
+    before = "" if any(each.lower() in TRAINING for each in known) else "(.*[^a-z])?"
     for name in names:
         if name in known:
             return name
-        ending = re.compile(rf"(.*[^a-z])?{re.escape(name)}[-_]?\d*", re.IGNORECASE)
+        ending = re.compile(rf"{before}{re.escape(name)}[-_]?\d*", re.IGNORECASE)
         equal = [each for each in known if each.lower() == name.lower()]
         if len(found := equal[:1] or [each for each in known if ending.fullmatch(each)]) == 1:
             return found[0]
@@ -110,7 +115,7 @@ def first_split(names: Iterable[str], known: Sequence[str]) -> str | None:
 def shard_split(file: Path) -> str:
     """Return the split of a shard by its name (train-00000-of-00002), else by its folder (train/0000), else "train"."""
     folder = file.parent.name.removeprefix("split=")
-    name = re.sub(r"[-_.]?\d+(-of-\d+)?([-.].*)?$", "", file.stem)
+    name = re.sub(r"[-_.]?\d+(-of-\d+.*)?$|[-_.]\d{5}[-.].*$", "", file.stem)
     return name or (folder if folder.lower() in (*TRAINING, *HELD_OUT) else TRAINING[0])
 
 

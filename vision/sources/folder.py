@@ -131,7 +131,7 @@ def image_folder(source: str, options: Decoding, wanted: Classes) -> Source:
         for each in (tree, outer):
             inside = [inner.folders for inner in each.folders.values()]
             if all(inside) or any(len(folders) > 1 for folders in inside):
-                parts = {name: inner for name, inner in each.folders.items() if name.lower() not in CALLED} | parts
+                parts = {key: part for key, part in each.folders.items() if _without_number(key) not in CALLED} | parts
     every = {name for part in parts.values() for name in part.folders}
 
     def read(split: str) -> ImageSet:

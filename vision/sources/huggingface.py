@@ -13,7 +13,7 @@ from dipole.core.utils.rows import is_saved
 from dipole.core.utils.text import warn
 from dipole.vision.decoding import file_bytes
 from dipole.vision.image_set import ImageSet
-from dipole.vision.sources.base import HUB, Classes, Decoding, Known, Source, register_source, shard_split
+from dipole.vision.sources.base import HUB, LFS, Classes, Decoding, Known, Source, register_source, shard_split
 from dipole.vision.sources.folder import CALLED
 from dipole.vision.sources.images import decode_all, wanted_rows
 from dipole.vision.sources.labels import check_column, label_columns, labels_of
@@ -118,7 +118,7 @@ def parquet(source: str, options: Decoding, wanted: Classes) -> Source:
         from datasets import load_dataset
         from pyarrow.parquet import read_metadata
 
-        failure = f"{path} cannot be read as parquet: {{error}}. If it is damaged, fetch or write it again."
+        failure = f"{path} cannot be read as parquet: {{error}}. If it is damaged, fetch or write it again ({LFS})."
         filled = loaded(failure, lambda: [file for file in splits[split] if read_metadata(file).num_rows])
         if not filled:
             raise DataError(f"{path} holds no row. Choose another file, or write it again if it should have rows.")

@@ -20,7 +20,7 @@ from dipole.core.utils.text import are, counted
 from dipole.core.utils.unpack import CheckedHeader
 from dipole.vision.decoding import Stream
 from dipole.vision.image_set import ImageSet
-from dipole.vision.sources.base import SHARDS, Classes, Decoding, Source, register_source, shard_split
+from dipole.vision.sources.base import LFS, SHARDS, Classes, Decoding, Source, register_source, shard_split
 from dipole.vision.sources.folder import SUFFIXES
 from dipole.vision.sources.images import select, stay_encoded, warn_of_left_out
 from dipole.vision.sources.labels import labels_of
@@ -170,8 +170,8 @@ def index_of(path: Path) -> tuple[int, list[Any], list[str]]:
         raise DataError(f"the shard {path} cannot be read: {error.strerror or error}.") from error
     except tarfile.TarError as error:
         raise DataError(
-            f"the shard {path} is damaged or no plain tar file: {error}. Fetch it again. Images are read in place, so "
-            "unpack a compressed one with gunzip (or zstd -d) to NAME.tar."
+            f"the shard {path} is damaged or no plain tar file: {error}. Fetch it again ({LFS}). Images are read in "
+            "place, so unpack a compressed one with gunzip (or zstd -d) to NAME.tar."
         ) from error
 
 
