@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dipole.core.utils.errors import ConfigError
-from dipole.core.utils.files import why
+from dipole.core.utils.files import disk_refusing
 from dipole.rl.sb3_names import RENAMED, without_sb3_names
 
 # Keys of the zoo for an agent and its environment, and those of [train].
@@ -38,9 +38,8 @@ def read(path: str | Path, task: str) -> tuple[dict[str, Any], dict[str, Any]]:
     import yaml
 
     try:
-        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"the hyper-parameters {path} cannot be read: {why(error)}") from error
+        with disk_refusing(f"the hyper-parameters {path} cannot be read", ConfigError):
+            found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"the hyper-parameters {path} are no YAML: {error}") from error
     if not isinstance(found, Mapping) or not all(isinstance(each, Mapping) for each in found.values()):

@@ -16,7 +16,7 @@ from filelock import FileLock
 from dipole.core.train.data_sets import how_to_get
 from dipole.core.utils.cache import cache_folder, content_of, found, sum_of
 from dipole.core.utils.errors import DataError
-from dipole.core.utils.files import atomic_write, disk_refusing, why
+from dipole.core.utils.files import atomic_write, disk_refusing
 from dipole.core.utils.progress import Progress
 from dipole.core.utils.rows import hub_version, is_saved, row_files
 from dipole.text.config import TextSettings
@@ -135,18 +135,13 @@ def load_or_build(folder: Path, load: Callable[[Path], T | None], build: Callabl
     content = found(partial(load, folder))
     if content is not None:
         return content
-    try:
+    with disk_refusing(f"the corpus cannot be cached in {folder}", DataError, "text.cache"):
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):
             content = found(partial(load, folder))
             if content is None:
                 build(folder)
                 content = load(folder)
-    except OSError as error:
-        raise DataError(
-            f"the corpus cannot be cached in {folder}: {why(error)}. Free some space there, or set text.cache to a "
-            f"writable folder."
-        ) from error
     assert content is not None  # it was just built
     return content
 

@@ -67,10 +67,8 @@ def sweep(
     make_runs_folder(runs / SWEEPS)
     slots = make_engine(engine, jobs, threads, slurm=slurm).slots
     folder = runs / SWEEPS / search.name
-    with (
-        disk_refusing(f"cannot write the search {folder}"),
-        closing(Study(folder, search.space, search.described, not minimize, seed)) as study,
-    ):
+    refusing = disk_refusing(f"cannot write the search {folder}")
+    with refusing, closing(Study(folder, search.space, search.described, not minimize, seed)) as study:
         begun = len(study.spent())
         say(stderr, f"Search {search.name}: {begun} of {counted(trials, 'trial')} begun, {slots} at a time.")
         with ThreadPoolExecutor(slots) as pool:

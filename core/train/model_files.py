@@ -14,7 +14,7 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 
 from dipole.core.utils.errors import CheckpointError
-from dipole.core.utils.files import disk_error, disk_refusing, instead_of_file, replacing, why
+from dipole.core.utils.files import disk_refusing, instead_of_file, replacing
 
 if TYPE_CHECKING:
     from dipole.core.objectives.objective import Composite
@@ -47,13 +47,8 @@ def save_weights(folder: Path, module: nn.Module, objective: Composite | None) -
     """
     for name, part in _parts(module, objective).items():
         path = folder / f"{name}.safetensors"
-        try:
-            with replacing(path) as temporary:
-                save_model(part, str(temporary))
-        except (OSError, SafetensorError) as error:
-            refused = disk_error(error)
-            reason = str(error) if refused is None else why(refused)
-            raise CheckpointError(f"cannot save the model {path}: {reason}") from error
+        with disk_refusing(f"cannot save the model {path}", CheckpointError), replacing(path) as temporary:
+            save_model(part, str(temporary))
 
 
 def load_weights(folder: Path, module: nn.Module, objective: Composite | None) -> None:

@@ -285,10 +285,8 @@ def test_a_full_disk_is_the_reason_and_nothing_is_left(trained, tmp_path, capfd,
     said = capfd.readouterr().err
     assert f"cannot export to {out}: File too large. The file size limit is reached" in said
     assert out.exists() == there
-    full = sqlite3.connect(":memory:")
-    full.execute("PRAGMA max_page_count = 1")
     with pytest.raises(sqlite3.OperationalError) as found:
-        full.execute("CREATE TABLE trials (number)")
+        sqlite3.connect(":memory:").executescript("PRAGMA max_page_count = 1; CREATE TABLE trials (number);")
     assert disk_error(found.value).errno == errno.ENOSPC
     assert disk_error(ValueError("os error is not meant")) is disk_error(FileNotFoundError(2, "No such file")) is None
     if (to, limit) == ("transformers", 300):

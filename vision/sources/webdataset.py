@@ -6,7 +6,6 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, product
 from pathlib import Path
@@ -180,8 +179,10 @@ def _index(path: Path) -> tuple[list[Sample], list[str]]:
     labels: dict[str, str] = {}
     left_out: list[str] = []
     with tarfile.open(path, "r:", tarinfo=CheckedHeader) as archive:
-        for member in _files(archive):
+        for member in archive:
             folder, _, name = member.name.rpartition("/")
+            if not member.isreg() or name.startswith("."):
+                continue
             stem, _, rest = name.partition(".")
             key, suffix = f"{folder}/{stem}", f".{rest.lower()}"
             if os.path.splitext(f"x{suffix}")[1] in SUFFIXES:
@@ -197,10 +198,6 @@ def _index(path: Path) -> tuple[list[Sample], list[str]]:
     if any(image.start + image.size > path.stat().st_size for image in images.values()):
         raise DataError(f"the shard {path} is cut off: it ends within its last image. Fetch it again.")
     return [image._replace(label=labels.get(key)) for key, image in images.items()], left_out
-
-
-def _files(archive: tarfile.TarFile) -> Iterable[tarfile.TarInfo]:
-    return (member for member in archive if member.isreg() and not os.path.basename(member.name).startswith("."))
 
 
 def _label(suffix: str, content: bytes) -> str | None:
