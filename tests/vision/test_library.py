@@ -129,8 +129,7 @@ def test_the_width_of_features_is_measured(backbone, width):
 def test_widths_are_measured_without_a_trace_also_of_transformers():
     backbone = conv()
     vision.MoCo(backbone, "infonce", queue=8)
-    assert int(backbone[1].num_batches_tracked) == 0
-    assert backbone.training
+    assert (backbone.training, int(backbone[1].num_batches_tracked)) == (True, 0)
     # The width of features that depends on the image size is only needed for the default head.
     flat = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten())
     model = vision.MoCo(flat, "infonce", head=nn.Linear(2 * 14 * 14, 4), queue=8)
