@@ -44,7 +44,7 @@ UNCHANGED = 1e-9
 
 @check("close pairs", "correct with close positives and near negatives")
 def holds_for_close_pairs(subject: Subject) -> str:
-    """With positives at noise 0.05 and cosines from -0.6 to 0.995, at any length, values and slopes are right."""
+    """With positives at noise 0.05 and cosines from -0.6 to 0.999, at any length, values and slopes are right."""
     layout = subject.batch(8)
     batches = {"positives at noise 0.05": close_views(layout), "near negatives": close_views(layout, spread=0.3)}
     said = [_is_right(subject, layout, leaves, where) for where, leaves in batches.items()]
@@ -212,7 +212,7 @@ def _sparse(count: int, width: int) -> Layout:
 
 @check("size", "correct for 300 rows and 200 columns")
 def holds_for_many_rows(subject: Subject) -> str:
-    """72 and 300 rows, and 129 and 200 columns, equal the reference. Each has a gradient, and rows in any order."""
+    """72 and 300 rows, and 129 and 200 columns, equal the reference. Each row and column has a gradient."""
     _holds_for_wide_rows(subject)
     said = []
     if subject.truth is not None:

@@ -18,11 +18,9 @@ Ranged = Annotated[float, Range(above=0), TEMPERATURE, "a temperature"]
 CLOSE = {
     "positives clamped at 0.95": {"positive": lambda p: p.clamp(max=0.95)},
     "positives clamped below": {"positive": lambda p: p.clamp(min=0.2)},
-    "dead below 0.2": {"positive": lambda p: torch.where(p < 0.2, 0.0, p)},
     "half the gradient from 0.8": {"positive": lambda p: torch.where(p > 0.8, (p + p.detach()) / 2, p)},
     "near anchors are not counted": {"counted": lambda p: (p <= 0.8).to(p)},
     "negatives clamped at 0.9": {"negative": lambda s: s.clamp(max=0.9)},
-    "negatives clamped below": {"negative": lambda s: s.clamp(min=0.2)},
     "near copies are left out": {"negative": lambda s: s.masked_fill(s > 0.999, -torch.inf)},
 }
 
