@@ -284,7 +284,7 @@ def test_classes_with_folders_in_them_are_classes(tmp_path, inner, name):
     (["train/a", "train/b", "val/a", "extra/a"], {"train": {"a", "b"}, "val": {"a"}, "extra": {"a"}}),
     (["train/a/x", "train/b/x", "test/a/x"], {"train": {"a", "b"}, "test": {"a"}}),
     (["train", "test"], {"train": {"unlabelled"}, "test": {"unlabelled"}}),
-    (["Train/a", "Test/a"], {"Train": {"a"}, "Test": {"a"}}),
+    (["Train/a\udcff", "Test/a\udcff"], {"Train": {"a\\xff"}, "Test": {"a\\xff"}}),
     (["set/train/a", "set/test/a"], {"train": {"a"}, "test": {"a"}}),
     (["set/a", "set/b"], {"train": {"a", "b"}, "set": {"a", "b"}}),
     (["x/y/a", "x/y/b"], {"train": {"a", "b"}, "x": {"y"}}),

@@ -91,7 +91,8 @@ def _add_folder(tree: Tree, inner: Tree) -> None:
     while list(inner.folders) == [inner.path.name] and not (inner.files or inner.metadata or inner.unread):
         (inner,) = inner.folders.values()
     if inner.files or inner.folders:
-        first = tree.folders.setdefault(normalize("NFC", inner.path.name), inner)
+        name = os.fsencode(inner.path.name).decode(errors="backslashreplace")  # records hold UTF-8 alone
+        first = tree.folders.setdefault(normalize("NFC", name), inner)
         if first is not inner:  # the same name in another form of Unicode
             first.folders[str(inner.path)] = inner
     elif inner.path.suffix.lower() in SUFFIXES:
@@ -214,7 +215,7 @@ def _read_folder(
             "Expected one folder per class (CLASS/file.jpg), split folders (train/CLASS/file.jpg), or loose images."
         )
     warn_of_left_out(path.name, left_out)
-    items = list(map(str, files))
+    items, left_out = ([os.fsencode(at).decode(errors="backslashreplace") for at in part] for part in (files, left_out))
     images = decode_all(path.name, items, lambda i: file_bytes(files[i]), labels, names, options, left_out)
     if told is not None:
         images = select(images, wanted)
