@@ -112,9 +112,13 @@ class Augment:
     ) -> None:
         check_whole("size", size, 4)
         if isinstance(preset, AugmentConfig):
-            preset = [preset.of_view(number) for number in range(1, (views or 2) + 1)]
+            preset, views = [preset.of_view(number) for number in range(1, (views or 2) + 1)], None
         if isinstance(preset, str):
             self.configs = _of_paper(preset, size, views, small_views, small_size, changes)
+        elif not (isinstance(preset, list | tuple) and {type(each) for each in preset} == {AugmentConfig}):
+            raise OptionError(f"Augment takes a preset's name, an AugmentConfig or a list of them, not {preset!r}.")
+        elif (views, small_views, small_size) != (None, None, None):
+            raise OptionError("Augment: each AugmentConfig of a list is a view. Numbers of views are a preset's.")
         else:
             self.configs = [_changed(each.model_dump(), {"size": each.size or size, **changes}) for each in preset]
         self._augmentations = [Augmentation(each) for each in self.configs]

@@ -229,6 +229,7 @@ WHOLE = type("Whole", (nn.Module,), {"forward": lambda self, images: images.flat
     (lambda: build("SupCon"), lambda m: m(views(), "ababab"), "labels must be 6 whole numbers, .* got 'ababab'"),
     (lambda: build("CMC", images=9, bank=2), lambda m: m(views(1), index=torch.rand(6)), "index .* got torch.float32"),
     (lambda: build("CMC", images=30, bank=4), lambda m: m(views(1)), r"model\(views, index=rows\)"),
+    (lambda: build("CMC", images=30, bank=4), lambda m: m(views(1), index=torch.arange(25, 31)), "the 30 images of"),
     (lambda: build("CMC", images=3, bank=4), None, "bank of 3 images has no 4 negatives"),
     (lambda: vision.CMC(nn.Flatten(), "infonce"), None, "no plain first convolution of three channels"),
     (lambda: vision.CMC(spectral_norm(nn.Conv2d(3, 4, 3)), "infonce"), None, "no plain first convolution"),
