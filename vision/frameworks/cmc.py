@@ -197,11 +197,12 @@ class CMC(Framework):
             branch.encoder.set_statistics(mean, std.clamp_min(1e-3))
 
     def embed(self, batch: Batch) -> EncodedBatch:
-        if self.bank is not None and batch.rows is None:
-            raise PairsError("CMC with a memory bank needs the index of each image: model(views, index=rows), (B,).")
-        if self.bank is not None and batch.rows.device.type == "cpu":  # a GPU would be waited for
+        if self.bank is not None:
+            if batch.rows is None:
+                raise PairsError("CMC's memory bank needs the index of each image: model(views, index=rows), (B,).")
             total = self.get_buffer("memory").shape[1]
-            if len(batch.rows) and not 0 <= int(batch.rows.min()) <= int(batch.rows.max()) < total:
+            on_host = batch.rows.device.type == "cpu"  # else the check would wait for the GPU
+            if on_host and not bool(((batch.rows >= 0) & (batch.rows < total)).all()):
                 raise PairsError(f"CMC: index counts the {total} images of the memory bank from 0, got {batch.rows}.")
         of_light, of_colour = zip(*map(halves, batch.views), strict=True)
         light, colour = [self.light(half) for half in of_light], [self.colour(half) for half in of_colour]
