@@ -66,8 +66,8 @@ def matches_reference(subject: Subject) -> str:
 def gradient_reaches_inputs(subject: Subject) -> str:
     """A non-zero gradient reaches both sets of embeddings, every row, and every parameter."""
     instance = subject.make()
-    for part in instance.modules() if isinstance(instance, nn.Module) else ():
-        for name, kept in vars(part).items():
+    if isinstance(instance, nn.Module):
+        for name, kept in (each for part in instance.modules() for each in vars(part).items()):
             if isinstance(kept, Tensor) and kept.requires_grad:
                 raise Failed(f"{name} is no nn.Parameter, so no optimizer finds it", ("descent", "memory"))
     result = subject.result(instance, subject.views, subject.views.leaves())

@@ -68,10 +68,11 @@ def _way_out(subject: Subject) -> str:
     if subject.refit is None:
         return ""
     instance = subject.make()
-    held = instance.state_dict().values() if isinstance(instance, nn.Module) else ()
+    held, function = [], instance
+    if isinstance(instance, nn.Module):
+        held, function = list(instance.state_dict().values()), instance.forward
     sizes = {n for x in held for n in x.shape if 1 < n <= 4096}
     labelled, scored = replace(subject.needs, labels=2, scores=False), replace(subject.needs, labels=None, scores=True)
-    function = instance.forward if isinstance(instance, nn.Module) else instance
     by_score = any("score" in name for name in inspect.signature(function).parameters)
     for needs in (subject.needs, *((scored, labelled) if by_score else (labelled, scored))):
         for dim in (subject.needs.dim, *sorted(sizes)):
