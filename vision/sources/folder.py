@@ -91,8 +91,7 @@ def _add_folder(tree: Tree, inner: Tree) -> None:
     while list(inner.folders) == [inner.path.name] and not (inner.files or inner.metadata or inner.unread):
         (inner,) = inner.folders.values()
     if inner.files or inner.folders:
-        name = os.fsencode(inner.path.name).decode(errors="backslashreplace")  # records hold UTF-8 alone
-        first = tree.folders.setdefault(normalize("NFC", name), inner)
+        first = tree.folders.setdefault(normalize("NFC", _in_utf8(inner.path.name)), inner)
         if first is not inner:  # the same name in another form of Unicode
             first.folders[str(inner.path)] = inner
     elif inner.path.suffix.lower() in SUFFIXES:
@@ -100,6 +99,11 @@ def _add_folder(tree: Tree, inner: Tree) -> None:
     else:
         tree.empty.append(inner.path.name)
         tree.unread += inner.unread
+
+
+def _in_utf8(path: str | Path) -> str:
+    """Return a path as records can hold it: bytes that are no UTF-8 become escapes, such as \\xe9."""
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 FOLDER = "a folder of images (a folder for each class, or labels in metadata.csv)"
@@ -215,7 +219,7 @@ def _read_folder(
             "Expected one folder per class (CLASS/file.jpg), split folders (train/CLASS/file.jpg), or loose images."
         )
     warn_of_left_out(path.name, left_out)
-    items, left_out = ([os.fsencode(at).decode(errors="backslashreplace") for at in part] for part in (files, left_out))
+    items, left_out = ([_in_utf8(at) for at in part] for part in (files, left_out))
     images = decode_all(path.name, items, lambda i: file_bytes(files[i]), labels, names, options, left_out)
     if told is not None:
         images = select(images, wanted)
