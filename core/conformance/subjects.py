@@ -247,7 +247,7 @@ def foreign(
         elif needed(instance) == 3:
             value = instance(a, b, layout.labels[: len(a)].to(a.device))
         else:
-            value = instance(torch.cat([a, b]), layout.labels.to(a.device).repeat(1 + (len(layout.labels) == len(a))))
+            value = instance(torch.cat([a, b]), layout.labels.to(a.device).repeat(2)[: 2 * len(a)])
         return value
 
     owners = (target,) if builds and inspect.isclass(target) else (target, build())

@@ -163,7 +163,9 @@ def codec_of(encoding: str, file: Path) -> str:
             f"{file}: there is no encoding {encoding!r}; 'utf-8', 'latin-1' and 'cp1252' are the usual ones."
         ) from None
     name = codecs.lookup(encoding).name
-    return {"utf-8": "utf-8-sig"}.get(name, name)
+    if name == "utf-8":
+        return "utf-8-sig"
+    return name
 
 
 def json_rows(file: Path) -> Iterator[Located]:
