@@ -1,7 +1,9 @@
 """Plain arrays as tensors: NumPy arrays, lists and tensors, checked, and in a range that squares survive."""
 
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -10,7 +12,11 @@ from torch import Tensor
 from dipole.core.objectives.checks import check_tensor, shape_of
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.similarity import full_precision
+from dipole.core.objectives.spec import checked, options_of
 from dipole.core.utils.errors import DipoleError, PairsError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Array: TypeAlias = Tensor | np.ndarray[Any, Any] | Sequence[Any]
 """What a function of plain arrays takes: a tensor, a NumPy array, or a list of numbers, arrays or tensors."""
@@ -125,3 +131,17 @@ def matched(name: str, pairs: Array | Pairs, positives: Array | None) -> Pairs:
         raise PairsError(f"{name}: the arrays must have one shape, got {tuple(first.shape)} and {tuple(second.shape)}.")
     dtype = torch.promote_types(first.dtype, second.dtype)
     return Pairs.cross(first.to(dtype), second.to(first.device, dtype))
+
+
+def in_range(function: Callable[P, R]) -> Callable[P, R]:
+    """Check the options of a function at every call, as an objective's constructor does."""
+    signature, options = inspect.signature(function), options_of(function)
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        bound = signature.bind(*args, **kwargs)
+        given = {option.name: bound.arguments[option.name] for option in options if option.name in bound.arguments}
+        bound.arguments.update(checked(function.__name__, options, given))
+        return function(*bound.args, **bound.kwargs)
+
+    return wrapped

@@ -13,6 +13,7 @@ from dipole.core.evaluation.arrays import (
     as_matrix,
     as_tensor,
     every_pair,
+    in_range,
     matched,
     moderate,
     moderate_rows,
@@ -33,7 +34,7 @@ from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.regularizers.dp import Distance, check_margin
 from dipole.core.objectives.similarity import full_precision, listed_similarities, normalize
-from dipole.core.objectives.spec import Range, in_range
+from dipole.core.objectives.spec import Range
 from dipole.core.objectives.statistics import AnyStatistic, Count, LogSumExp, SoftmaxMean
 from dipole.core.objectives.tiles import TILE
 from dipole.core.utils.errors import OptionError, PairsError

@@ -159,15 +159,12 @@ class Registry:
 
     def _add(self, entry: Entry) -> None:
         place = f"{entry.target.__module__}.{entry.target.__qualname__}"
+        refused = f"cannot register {entry.name!r} ({place}):"
         if entry.kind not in get_args(Kind):
             allowed = ", ".join(map(repr, get_args(Kind)))
-            raise RegistryError(
-                f"cannot register {entry.name!r} ({place}): kind must be one of {allowed}, got {entry.kind!r}."
-            )
+            raise RegistryError(f"{refused} kind must be one of {allowed}, got {entry.kind!r}.")
         if not 0 <= entry.weight < inf:
-            raise RegistryError(
-                f"cannot register {entry.name!r} ({place}): weight must be a finite number >= 0, got {entry.weight!r}."
-            )
+            raise RegistryError(f"{refused} weight must be a finite number >= 0, got {entry.weight!r}.")
         for name in (entry.name, *entry.aliases):
             if not name.isidentifier():
                 raise RegistryError(f"cannot register {name!r} ({place}): a name is letters, digits and underscores.")

@@ -16,13 +16,10 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Annotated, Any, Final, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from dipole.core.utils.errors import OptionError, SpecError, nearest
 from dipole.core.utils.text import printable, shortened
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 Value = int | float | bool | str | None
 
@@ -75,9 +72,7 @@ def format_value(value: Value) -> str:
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and abs(value) < 1e15 and value == int(value):
-        if value:
-            return f"{value:.1f}"
-        return "0.0"
+        return f"{value + 0.0:.1f}"  # without the sign of -0.0
     if isinstance(value, (int, float)):
         return repr(value)
     if re.fullmatch(r"[A-Za-z_]\w*", value, re.ASCII) and value not in _WORDS:
@@ -409,20 +404,6 @@ def checked(owner: str, options: tuple[Option, ...], given: Mapping[str, Any]) -
                 f"{owner} has no option {shortened(repr(name))}.{nearest(name, by_name)} Its options: {known}.", name
             )
     return {name: by_name[name].check(owner, value) for name, value in given.items()}
-
-
-def in_range(function: Callable[P, R]) -> Callable[P, R]:
-    """Check the options of a function at every call, as an objective's constructor does."""
-    signature, options = inspect.signature(function), options_of(function)
-
-    @functools.wraps(function)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        bound = signature.bind(*args, **kwargs)
-        given = {option.name: bound.arguments[option.name] for option in options if option.name in bound.arguments}
-        bound.arguments.update(checked(function.__name__, options, given))
-        return function(*bound.args, **bound.kwargs)
-
-    return wrapped
 
 
 def remember_options(init: Callable[..., None]) -> Callable[..., None]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dipole.core.evaluation.arrays import in_range
 from dipole.core.evaluation.theory.expectation import (
     Loss,
     Negatives,
@@ -26,7 +27,6 @@ from dipole.core.evaluation.theory.expectation import (
 )
 from dipole.core.evaluation.theory.latent import Latent, collision, full_collision, some_collision
 from dipole.core.objectives.registry import register
-from dipole.core.objectives.spec import in_range
 from dipole.core.utils.errors import OptionError
 
 
