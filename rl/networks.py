@@ -157,9 +157,7 @@ def q_values(critic: Any, features: Tensor, actions: Tensor) -> Tensor:
 @torch.no_grad()
 def soft_update(online: Iterable[nn.Module], copies: Iterable[nn.Module], tau: float) -> None:
     """Set copy <- tau online + (1 - tau) copy."""
-    modules = list(zip(online, copies, strict=True))
-    sources: list[Tensor] = [parameter for module, _ in modules for parameter in module.parameters()]
-    targets: list[Tensor] = [parameter for _, module in modules for parameter in module.parameters()]
+    sources, targets = ([p for module in modules for p in module.parameters()] for modules in (online, copies))
     if targets:
         torch._foreach_lerp_(targets, sources, tau)
 
@@ -217,17 +215,21 @@ class SquashedActor(Actor):
         return mean, log_std, {}
 
 
-# The encoder divides by 255 itself, chunk by chunk.
-_ENCODER: dict[str, Any] = {"features_extractor_class": PixelEncoder, "normalize_images": False}
-
-
 class Encoders:
-    """The shared part of policies whose actor shares the convolutions of their critic."""
+    """The shared part of policies whose actor shares the convolutions of their critic.
 
+    The arguments are SB3's, with features_extractor_kwargs of `PixelEncoder`.
+    """
+
+    encoder_class: type[PixelEncoder] = PixelEncoder
     actor: Any
     critic: Any
     critic_target: Any
-    beta: float
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        # The encoder divides by 255 itself, chunk by chunk.
+        own = {"features_extractor_class": self.encoder_class, "normalize_images": False}
+        super().__init__(*arguments, **(own | settings))
 
     @property
     def encoder(self) -> PixelEncoder:
@@ -239,57 +241,34 @@ class Encoders:
         """The momentum critic's encoder, of the positives."""
         return self.critic_target.features_extractor
 
-    def adam(self, parameters: Any, rate: float, beta: float | None = None) -> torch.optim.Adam:
-        """Adam in its fused form (a third of the time on a CPU, the same values)."""
-        if beta is None:
-            beta = self.beta
-        return torch.optim.Adam(parameters, lr=rate, betas=(beta, 0.999), fused=True)
-
-    def start_critics(self) -> None:
-        """The momentum critic starts as the critic, and the actor takes the critic's convolutions."""
+    def _build(self, lr_schedule: Schedule) -> None:
+        policy: Any = self
+        self.actor, self.critic, self.critic_target = policy.make_actor(), policy.make_critic(), policy.make_critic()
+        self._initialise()
         self.critic_target.load_state_dict(self.critic.state_dict())
         self.critic_target.requires_grad_(False)
         self.critic_target.set_training_mode(False)
         self.actor.features_extractor.convs = self.encoder.convs
-
-    def make_optimizers(self, rate: float) -> None:
-        """One for the actor, which leaves the convolutions alone, and one for the critic."""
         shared = {id(parameter) for parameter in self.encoder.convs.parameters()}
-        self.actor.optimizer = self.adam(
-            [parameter for parameter in self.actor.parameters() if id(parameter) not in shared], rate
-        )
-        self.critic.optimizer = self.adam(self.critic.parameters(), rate)
+        own = [parameter for parameter in self.actor.parameters() if id(parameter) not in shared]
+        for network, parameters in ((self.actor, own), (self.critic, self.critic.parameters())):
+            network.optimizer = policy.optimizer_class(parameters, lr=lr_schedule(1), **policy.optimizer_kwargs)
+
+    def _initialise(self) -> None:
+        """Draw the first weights of actor and critic."""
+        raise NotImplementedError
 
 
 class PixelPolicy(Encoders, SACPolicy):
-    """Actor, critic and momentum critic of SAC on images. The actor's convolutions are the critic's own.
-
-    Args:
-        observation_space, action_space, lr_schedule: as SB3 passes them.
-        log_std_bounds: range of the actor's log standard deviation.
-        beta: Adam's first decay.
-        settings: SB3's (net_arch, n_critics, ...), and features_extractor_kwargs of `PixelEncoder`.
-    """
+    """Actor, critic and momentum critic of SAC on images. `log_std_bounds` is the actor's range."""
 
     actor: SquashedActor
 
-    def __init__(
-        self,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Box,
-        lr_schedule: Schedule,
-        log_std_bounds: tuple[float, float] = (-10.0, 2.0),
-        beta: float = 0.9,
-        **settings: Any,
-    ) -> None:
-        self.log_std_bounds = (log_std_bounds[0], log_std_bounds[1])
-        self.beta = beta
-        super().__init__(observation_space, action_space, lr_schedule, **(_ENCODER | settings))
+    def __init__(self, *arguments: Any, log_std_bounds: tuple[float, float] = (-10.0, 2.0), **settings: Any) -> None:
+        self.log_std_bounds = log_std_bounds
+        super().__init__(*arguments, **settings)
 
-    def _build(self, lr_schedule: Schedule) -> None:
-        self.actor = self.make_actor()
-        self.critic = self.make_critic()
-        self.critic_target = self.make_critic()
+    def _initialise(self) -> None:
         for network in (self.actor.latent_pi, self.critic):
             network.apply(initialise)
         # One orthogonal matrix for mean and deviation, as for a single output layer. gSDE's deviation is a
@@ -302,17 +281,14 @@ class PixelPolicy(Encoders, SACPolicy):
             for layer, weight in zip(outputs, joint.chunk(len(outputs)), strict=True):
                 layer.weight.copy_(weight)
                 layer.bias.zero_()
-        self.start_critics()
-        self.make_optimizers(lr_schedule(1))
 
     def make_actor(self, features_extractor: Any = None) -> SquashedActor:
-        kwargs = self._update_features_extractor(self.actor_kwargs, features_extractor)
-        actor = SquashedActor(**kwargs).to(self.device)
+        actor = SquashedActor(**self._update_features_extractor(self.actor_kwargs, features_extractor)).to(self.device)
         actor.log_std_bounds = self.log_std_bounds
         return actor
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
-        return super()._get_constructor_parameters() | {"log_std_bounds": self.log_std_bounds, "beta": self.beta}
+        return super()._get_constructor_parameters() | {"log_std_bounds": self.log_std_bounds}
 
 
 class NoisyActor(TD3Actor):
@@ -337,34 +313,17 @@ def with_noise(mean: Tensor, noise: Tensor, clip: float | None = None) -> Tensor
 
 
 class DrQPolicy(Encoders, TD3Policy):
-    """Actor, critic and momentum critic of DrQ-v2. The actor's convolutions are the critic's own.
+    """Actor, critic and momentum critic of DrQ-v2.
 
-    There is no momentum copy of the actor: where SB3 wants one it gets the actor itself. The arguments are those of
-    `PixelPolicy`, without log_std_bounds.
+    There is no momentum copy of the actor: where SB3 wants one it gets the actor itself.
     """
 
+    encoder_class = CentredEncoder
     actor: NoisyActor
 
-    def __init__(
-        self,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Box,
-        lr_schedule: Schedule,
-        beta: float = 0.9,
-        **settings: Any,
-    ) -> None:
-        self.beta = beta
-        keywords = _ENCODER | {"features_extractor_class": CentredEncoder} | settings
-        super().__init__(observation_space, action_space, lr_schedule, **keywords)
-
-    def _build(self, lr_schedule: Schedule) -> None:
-        self.actor = self.make_actor()
-        self.critic = self.make_critic()
-        self.critic_target = self.make_critic()
+    def _initialise(self) -> None:
         for network in (self.actor.mu, *self.critic.q_networks):
             network.apply(initialise)
-        self.start_critics()
-        self.make_optimizers(lr_schedule(1))
 
     @property
     def actor_target(self) -> NoisyActor:  # type: ignore[override]
@@ -375,6 +334,3 @@ class DrQPolicy(Encoders, TD3Policy):
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
         return self.actor._predict(observation, deterministic)
-
-    def _get_constructor_parameters(self) -> dict[str, Any]:
-        return super()._get_constructor_parameters() | {"beta": self.beta}

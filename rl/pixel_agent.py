@@ -200,7 +200,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
     def _setup_contrast_optimizers(self, own: list[nn.Parameter], rate: float) -> None:
         """Make an optimizer of the objective's own parameters. The critic's one steps the encoder."""
         if own:
-            self.contrast_optimizer = self.policy.adam(own, rate)
+            self.contrast_optimizer = torch.optim.Adam(own, rate, fused=True)
 
     def _fit_optimizers(self) -> None:
         """Set Adam's decay to the agent's, because a loaded state brings its own."""

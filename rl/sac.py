@@ -215,9 +215,9 @@ class ContrastiveSAC(PixelAgent, SAC):
     def _setup_model(self) -> None:
         super()._setup_model()
         if self.log_ent_coef is not None:
-            self.ent_coef_optimizer = self.policy.adam(
-                [self.log_ent_coef], self.temperature_learning_rate, self.temperature_beta
-            )
+            rate = self.temperature_learning_rate
+            self.ent_coef_optimizer = torch.optim.Adam([self.log_ent_coef], rate, fused=True)
+            set_beta(self.ent_coef_optimizer, self.temperature_beta)
 
     def _compile_networks(self) -> None:
         super()._compile_networks()
@@ -237,9 +237,9 @@ class ContrastiveSAC(PixelAgent, SAC):
         if self.joint_backward:
             super()._setup_contrast_optimizers(own, rate)
             return
-        self.contrast_optimizer = self.policy.adam([*encoder, *own], rate)
+        self.contrast_optimizer = torch.optim.Adam([*encoder, *own], rate, fused=True)
         if self.encoder_steps == 2:
-            self.encoder_optimizer = self.policy.adam(encoder, rate)
+            self.encoder_optimizer = torch.optim.Adam(encoder, rate, fused=True)
 
     def _store_transition(self, *step: Any) -> None:
         self.policy.actor.noise_is_new = False

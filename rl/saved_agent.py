@@ -77,7 +77,10 @@ class SavedAgent(OffPolicyAlgorithm):
             "net_arch": {"pi": list(self.hidden), "qf": list(critic_hidden)},
             "n_critics": self.n_critics,
             "activation_fn": getattr(nn, self.activation),
-            "beta": self.beta,
+            "optimizer_kwargs": {
+                "betas": (self.beta, 0.999),
+                "fused": True,
+            },
         }
 
     # Files ------------------------------------------------------------------------------------------------------------

@@ -181,7 +181,7 @@ def double_agent(**settings):
     agent = tiny(hidden=(32, 32), layers=4, chunk=3, **settings)
     agent.policy.double()
     agent.log_ent_coef = agent.log_ent_coef.detach().double().requires_grad_()
-    agent.ent_coef_optimizer = agent.policy.adam([agent.log_ent_coef], 1e-4, 0.5)
+    agent.ent_coef_optimizer = torch.optim.Adam([agent.log_ent_coef], 1e-4, (0.5, 0.999), fused=True)
     return agent
 
 
