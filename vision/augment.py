@@ -16,23 +16,13 @@ from torch import Tensor
 from dipole.core.train.config import Settings
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.transfer import prefetched, to_device
+from dipole.vision import image_ops
 from dipole.vision.decoding import Box, Encoded
-from dipole.vision.image_ops import (
-    adjust_brightness_,
-    adjust_contrast_,
-    adjust_hue_,
-    adjust_saturation_,
-    gaussian_blur,
-    grey,
-    resized_crop,
-    solarize,
-    unit,
-)
 
 CROP_ATTEMPTS = 10
 MOST_VIEWS = 16  # of an image, without small crops
 CACHE_FLOATS = 1 << 16  # images are processed in slices that stay in the processor's second-level cache
-JITTER = (adjust_brightness_, adjust_contrast_, adjust_saturation_, adjust_hue_)
+JITTER = (image_ops.adjust_brightness_, image_ops.adjust_contrast_, image_ops.adjust_saturation_, image_ops.adjust_hue_)
 
 Range = tuple[float, float]
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -168,9 +158,6 @@ class Parameters:
 class Augmentation:
     """Random views of one image (C, H, W) or of a batch (n, C, H, W).
 
-        augment = Augmentation(AugmentConfig(size=32))
-        views = augment(images)
-
     Parameters are drawn on the CPU, so a seed gives the same views on every device. `apply` is deterministic.
     """
 
@@ -178,10 +165,7 @@ class Augmentation:
         self.config = config
 
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Return a random view of every image: float in [0, 1], (C, size, size) or (n, C, size, size).
-
-        images: (C, H, W) or (n, C, H, W), uint8 or float in [0, 1]. generator: on the CPU, by default the global one.
-        """
+        """Return a random view, float in [0, 1], of every image (uint8, or float in [0, 1])."""
         if images.ndim == 3:
             return self(images[None], generator)[0]
         height, width = images.shape[-2:]
@@ -195,10 +179,7 @@ class Augmentation:
     def draw_unsized(
         self, n: int, generator: torch.Generator | None = None, size: int = 0
     ) -> tuple[Parameters, Tensor]:
-        """Return random parameters of n images of unknown sizes, and numbers (n, k) from which their crops follow.
-
-        size: `Parameters.box` is all of an image of this size.
-        """
+        """Return parameters of n images, with an image of this size as the box, and numbers (n, k) for `boxes`."""
         config = self.config
 
         def uniform(low: float, high: float) -> Tensor:
@@ -234,10 +215,10 @@ class Augmentation:
         return parameters, crops
 
     def boxes(self, crops: Tensor, height: int, width: int) -> Tensor:
-        """Return crop boxes (n, 4) in whole pixels: top, left, height, width.
+        """Return crop boxes (n, 4) in whole pixels: top, left, height, width. crops (n, k): of `draw_unsized`.
 
         Area and logarithm of the aspect are uniform in `crop_scale` and `crop_ratio`. The first of ten attempts that
-        fits is used. If none fits, it is the largest centred box within the ratios. crops (n, k): of `draw_unsized`.
+        fits is used. If none fits, it is the largest centred box within the ratios.
         """
         area, log_ratio, place = crops.split([CROP_ATTEMPTS, CROP_ATTEMPTS, 2], 1)
         area, ratio = area * (height * width), log_ratio.exp()
@@ -270,15 +251,15 @@ class Augmentation:
 
     def _apply(self, size: int, images: Tensor, p: Parameters) -> Tensor:
         config = self.config
-        x = resized_crop(unit(images), p.box, size, p.flip)
+        x = image_ops.resized_crop(image_ops.unit(images), p.box, size, p.flip)
         if config.jitter > 0:
             color_jitter_(x, p)
         if config.grey > 0 and x.shape[1] == 3:
-            x.lerp_(grey(x), p.grey[:, None, None, None])
+            x.lerp_(image_ops.grey(x), p.grey[:, None, None, None])
         if config.blur > 0:
-            x = gaussian_blur(x, p.sigma, config.kernel(size))
+            x = image_ops.gaussian_blur(x, p.sigma, config.kernel(size))
         if config.solarize > 0:
-            x = solarize(x, p.solarize, config.solarize_threshold)
+            x = image_ops.solarize(x, p.solarize, config.solarize_threshold)
         return x
 
 
@@ -304,12 +285,8 @@ def random_views(
 ) -> list[Tensor]:
     """Return one view (b, C, size, size) in [0, 1] of each image for each recipe.
 
-    Parameters are drawn for the whole batch, so any number of ranks sees the same views. Encoded images are cropped at
-    their stored resolution.
-
-    Args:
-        images: (n, C, H, W). index: of the images of a batch over all ranks. recipes: one per view. generator: on the
-            CPU. device: of the views. mine: the part of the batch that this rank makes. layout: memory format.
+    Parameters are drawn for the whole batch (`index`), so any number of ranks sees the same views. `mine` is the part
+    that this rank makes. Encoded images are cropped at their stored resolution.
     """
     augmentations = [Augmentation(each) for each in recipes]
     views = []
@@ -351,8 +328,6 @@ def crop_features(
     """Yield the features (b, d) of random crops of each batch of numbered images, in an epoch of a probe.
 
     The crops of a batch depend only on (seed, epoch, place of the batch) and are drawn on the CPU.
-
-    images: (n, C, H, W). read: views (b, C, size, size) in [0, 1] -> features.
     """
 
     def views() -> Iterator[Tensor]:

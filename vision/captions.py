@@ -67,27 +67,14 @@ class CaptionConfig(Settings):
 
 
 class CaptionTokens(NamedTuple):
-    """Tokens of captions.
-
-    Attributes:
-        ids: (B, T).
-        mask: (B, T), 1 for a token and 0 for padding.
-    """
+    """Tokens of captions: ids (B, T), and mask (B, T), 1 for a token and 0 for padding."""
 
     ids: Tensor
     mask: Tensor
 
 
 class CaptionBranch(nn.Module):
-    """A text model and its projector.
-
-    Args:
-        config: the [vision.caption] table.
-        heads: the [vision.encoder] table. Captions get the same kind of projector as images.
-
-    Raises:
-        ConfigError: the model cannot be loaded, reads no text, has no tokenizer, or a setting does not fit it.
-    """
+    """A text model and its projector, which is of the same kind as that of images (`heads`)."""
 
     def __init__(self, config: CaptionConfig, heads: EncoderConfig) -> None:
         super().__init__()

@@ -25,12 +25,7 @@ def carriers(
     images: ImageSet | None = None,
     batch_size: int = IMAGES,
 ) -> dict[str, int]:
-    """Return the frameworks that can carry an objective, and the number of views that each needs.
-
-    The number is `views` if that suffices.
-
-    images: leaves out frameworks that cannot train on them. Their labels are used. The default is two classes.
-    """
+    """Return the frameworks that can carry an objective on images, and the number of views that each needs."""
     labels = torch.arange(batch_size) % 2 if images is None else images.labels
     if labels is not None:
         # A spread over all classes.

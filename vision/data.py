@@ -136,8 +136,7 @@ class Parts:
 def load(config: DataConfig, seed: Seeds, validation: float = 0.0) -> Parts:
     """Read the parts that a [vision.data] table describes.
 
-    validation: share of the training images that is tested on instead of the test images, which are not read then. It
-        is taken from the training images first, so nothing is trained on it.
+    validation: share of the training images that is tested on instead of the test images, which are not read then.
     """
     wanted = read_classes(config.classes)
     source = open_source(config.source, config.decoding(streamed=config.pretrain is None), wanted)
@@ -191,10 +190,7 @@ def load(config: DataConfig, seed: Seeds, validation: float = 0.0) -> Parts:
 def expected(config: DataConfig, seed: Seeds, side: int | None = None, looks: bool = False) -> ImageSet:
     """Return the pretraining images with their expected sizes, on the meta device, with labels. No image is read.
 
-    A source of unknown size is taken for ImageNet's: 1,281 images of each class.
-
-    side: of the images if neither the settings nor the source tell it.
-    looks: also look at the source, if its sizes can be found without decoding images.
+    A source of unknown size is taken for ImageNet's, with images of `side`. looks: count quickly what can be counted.
     """
     source, classes = config.source, config.classes
     if config.pretrain is not None:

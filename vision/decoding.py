@@ -29,10 +29,7 @@ Box = tuple[int, int, int, int]  # left, upper, right, lower, as in Pillow
 
 
 def decode(data: bytes, size: int | None, exact: bool = False) -> np.ndarray:
-    """Decode an image to uint8 (H, W, 3). With a size, make it size x size (`centred_box`).
-
-    exact: decode a JPEG at its full resolution.
-    """
+    """Decode an image to (H, W, 3) uint8, size x size if given. exact: decode a JPEG at its full resolution."""
     picture = open_rgb(data, None if exact else size)
     if size is not None and picture.size != (size, size):
         picture = picture.resize((size, size), Image.Resampling.BILINEAR, box=centred_box(*picture.size, size))
@@ -40,10 +37,9 @@ def decode(data: bytes, size: int | None, exact: bool = False) -> np.ndarray:
 
 
 def centred_box(width: int, height: int, size: int) -> tuple[float, float, float, float]:
-    """Return the box (left, top, right, bottom) of an image that is resized to size x size for evaluation.
+    """Return the box (left, top, right, bottom) that is resized to size x size for evaluation.
 
-    The result is that of exported image processors, which resize the shorter side to `size`, round the other down to
-    whole pixels, and crop the middle.
+    Exported image processors do the same: the shorter side to `size`, the other rounded down, then the middle.
     """
     short = min(width, height)
     resized = [size * side // short for side in (width, height)]

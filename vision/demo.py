@@ -26,10 +26,7 @@ def demo(
     overrides: Sequence[str] = (),
     quiet: bool = False,
 ) -> list[RunRecord]:
-    """Train `recipe` once per objective, print accuracies with the baselines and draw the distance histograms.
-
-    The folder `runs` holds the runs. Finished ones are not repeated. The recipe must have `vision.probe.baselines`.
-    """
+    """Train `recipe` once per objective, print accuracies with the baselines and draw the distance histograms."""
     check_drawing()
     records = []
     for number, objective in enumerate(objectives, 1):

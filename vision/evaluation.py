@@ -47,10 +47,7 @@ class FrameworkEvaluation:
         return self.config.pairs != "columns" or self.parts.train.labels is not None
 
     def results(self, module: Framework, objective: Any, shape: BlockShape) -> dict[str, float]:
-        """Return the numbers of the probes and of retrieval.
-
-        objective: its projection is applied to the embeddings, unless it is None. shape: of the blocks of a probe.
-        """
+        """Return the numbers of the probes and of retrieval. shape: of the blocks of a probe."""
         found: dict[str, float] = {}
         if self.has_classes:
             read: Callable[[Tensor], Tensor] = module.features
@@ -86,10 +83,7 @@ class FrameworkEvaluation:
     def extract(
         self, module: Framework, read: Callable[[Tensor], Tensor], images: Images, share: float = 1.0
     ) -> Tensor:
-        """Return a function's features (n, d) of the centres of images, in evaluation mode.
-
-        share: the side of the centred square over the shorter side.
-        """
+        """Return features (n, d) of the centres of images (`centre`), in evaluation mode."""
         with frozen(module):
             views = (centre(part.to(self.device), self.size, share) for part in images.split(CHUNK))
             parts = [read(view).flatten(1).float() for view in views]
@@ -143,11 +137,7 @@ class FrameworkEvaluation:
         return z.to(self.features_device)
 
     def draw(self, path: Path, module: Framework, objective: Any, batch_size: int, when: str, query: int = 0) -> None:
-        """Write the picture of a query in a mini-batch: images with their weights, and a map of the batch.
-
-        Images and views are the same in every call. There are as many views as in training (two for CMC), or one more
-        than vision.probe.positives.
-        """
+        """Write the picture of a query in a mini-batch: the same images and views in every call."""
         config, images = self.config, self.parts.pretrain.images
         generator = self.seed.torch("probe", "picture")
         index = torch.randperm(len(images), generator=generator)[: min(batch_size, DRAWN)]
@@ -187,16 +177,11 @@ def recall(a: Tensor, b: Tensor, ids: Tensor, same_kind: bool = False) -> dict[s
     """Find a positive of every distinct query among the distinct candidates, by cosine.
 
     recall@k is the share of queries with a positive among the k nearest. Ties count as found. A query has as many
-    positives as there are rows (an image with five captions has five), as in the protocol of COCO retrieval.
+    positives as there are rows (an image with five captions has five), as in the protocol of COCO retrieval. chance@1
+    is the recall@1 of a random order.
 
-    Args:
-        a, b: (n, d) queries and candidates, row by row.
-        ids: (n, 2) number of each row's query and candidate. Rows with the same number have the same vector.
-        same_kind: both columns number the same items, so the query itself may be a candidate. It does not count.
-
-    Returns:
-        "recall@1", "recall@5", "recall@10", and "chance@1", the recall@1 of a random order. Raise DataError if a vector
-        is not finite.
+    a, b: (n, d) queries and candidates, row by row. ids: (n, 2) their numbers. Rows with the same number have the same
+    vector. same_kind: both columns number the same items, so the query itself does not count.
     """
     queries, of_query, query = _distinct(ids[:, 0])
     candidates, of_candidate, candidate = _distinct(ids[:, 1])
@@ -231,9 +216,6 @@ def _distinct(numbers: Tensor) -> tuple[int, Tensor, Tensor]:
 
 
 def zero_shot(images: Tensor, captions: Tensor, labels: Tensor) -> float:
-    """Return the share of images (n, d) nearest to the caption (C, d) of their class by cosine, with labels (n,).
-
-    Raises DataError for a vector that is not finite.
-    """
+    """Return the share of images (n, d) nearest to the caption (C, d) of their class by cosine, with labels (n,)."""
     nearest = (_unit(images) @ _unit(captions).T).argmax(1)
     return float((nearest == labels.to(nearest.device)).double().mean())

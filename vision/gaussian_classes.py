@@ -23,10 +23,7 @@ NEIGHBOURS = 20
 
 
 class World:
-    """The random numbers of a world: class means and the mixing matrix. Each seed is another world.
-
-    separation: standard deviation of the class means in each class dimension. Within a class it is 1.
-    """
+    """Class means, with deviation `separation`, and the mixing matrix. Each seed is another world."""
 
     def __init__(self, classes: int, separation: float, seed: Seeds) -> None:
         generator = seed.torch("data", "world")
@@ -70,10 +67,7 @@ def with_noise(labels: Tensor, share: float, classes: int, generator: torch.Gene
 
 
 class Network(nn.Module):
-    """An MLP encoder and its projector. The features of the encoder are probed, the projector's output is trained.
-
-    A call returns both: the projector's output (n, EMBEDDING), and the features (n, FEATURES).
-    """
+    """An MLP encoder and its projector. A call returns the projector's output and the features that are probed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,8 +82,7 @@ class Network(nn.Module):
 class GaussianClasses:
     """The training, validation and test points of a world, their views, and the probes.
 
-    Views of a point share its class and instance dimensions and draw the nuisance dimensions anew. The test classes are
-    balanced, also if those for training are not. Probes are trained on the training points with their true labels.
+    The test classes are balanced, also if those for training are not. Probes are trained on true labels.
     """
 
     width, features = EMBEDDING, FEATURES

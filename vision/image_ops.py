@@ -130,10 +130,7 @@ def solarize(images: Tensor, where: Tensor, threshold: int) -> Tensor:
 
 
 def centre(images: Tensor, size: int, share: float = 1.0) -> Tensor:
-    """Return the view for evaluation: a centred square, resized to size x size, float in [0, 1].
-
-    share: its side over the images' shorter side; default the largest square, as `decoding.centred_box` has it.
-    """
+    """Return the centred square of this share of the shorter side, resized to size x size, float in [0, 1]."""
     height, width = images.shape[-2:]
     side = max(1, round(share * min(height, width)))
     if height == width == size == side:

@@ -138,10 +138,7 @@ class ImageSet:
 
 
 def renumbered(images: ImageSet, names: tuple[str, ...]) -> ImageSet:
-    """Return a set with the classes of another part of its data, if these include its own. Else return it unchanged.
-
-    Classes of text are numbered in each part, and a part may lack some or have another order. names: of the other.
-    """
+    """Return a set with the class numbers of another part of its data, if that has all its classes (`names`)."""
     if images.labels is None or images.class_names in ((), names) or not set(images.class_names) <= set(names):
         return images
     places = torch.tensor([*(names.index(name) for name in images.class_names), -1])
@@ -152,8 +149,7 @@ def renumbered(images: ImageSet, names: tuple[str, ...]) -> ImageSet:
 def joined(parts: Sequence[ImageSet]) -> ImageSet:
     """Return the images of several splits of one data set, in their order.
 
-    Images of a split without labels have the label -1, unless no split has labels. Raise DataError for splits that
-    differ in the shape of images or in their classes, or are read as a stream.
+    Images of a split without labels have the label -1, unless no split has labels.
     """
     first = parts[0]
     if len(parts) == 1:
@@ -233,10 +229,8 @@ class Shuffled:
 class ShardByShard:
     """Each image of a stream once in an epoch, nearly in the order of reading.
 
-    The shards follow one another in a seeded order. Images are shuffled within windows of `buffer` images, whose start
-    differs from epoch to epoch. The order is known before anything is read, so a run can resume anywhere.
-
-    shard: (n,) of each image.
+    The shards (`shard`: (n,) of each image) follow one another in a seeded order. Images are shuffled within windows of
+    `buffer` images, whose start differs from epoch to epoch.
     """
 
     shard: Tensor

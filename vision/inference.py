@@ -25,13 +25,8 @@ FEATURES = ("encoder", "embedding")  # the values of vision.probe.features
 class ImageEmbedder(Embedder):
     """Image files to features.
 
-    Args:
-        features: images (n, C, H, W) uint8 -> features.
-        channels: C, 3, or 1 for grey images.
-        decoded: side to which the run decodes images (vision.data.size). None takes them as stored.
-        size: side of the views. Images are resized and cropped to it as exported image processors do (`centred_box`);
-            None leaves that to `features`.
-        batch_size: images per forward pass. The default is that of the run's evaluation.
+    features: images (n, C, H, W) uint8 -> features. channels: C. decoded: side to which the run decodes images, None as
+    stored. size: side of the views (`centred_box`). None leaves that to `features`.
     """
 
     on_corrupt = "refuse"
@@ -75,9 +70,8 @@ def read_images(
 ) -> Inputs:
     """Read one image, all images of a folder and its subfolders in the order of their names, or any training source.
 
-    Return names and images (C, H, W) uint8. decoded, channels, size: as in `ImageEmbedder`. column: of images in a
-    table; None finds it. on_corrupt: "refuse" or "skip" images that cannot be decoded. skipped: gets these, with the
-    reason.
+    Return names and images (C, H, W) uint8. decoded, channels, size: as in `ImageEmbedder`. skipped: gets the images
+    that cannot be decoded, with the reason.
     """
     told = [] if skipped is None else skipped
     path = Path(source).expanduser()
@@ -143,10 +137,7 @@ def _of_source(
 
 
 def view_of(data: bytes, decoded: int | None, size: int | None) -> np.ndarray:
-    """Decode an image directly to size x size, as exported image processors do, or a square one as in the run.
-
-    Both are the same for square images, unless the run stores them at another size than that of its views.
-    """
+    """Decode an image directly to size x size, as exported image processors do, or a square one as in the run."""
     if decoded in (None, size):
         with open_image(data) as image:
             if image.width == image.height:

@@ -37,15 +37,10 @@ class Neighbourhood:
 
 
 def neighbourhood(views: Sequence[Tensor], query: int = 0, t_pos: float = 1.0, t_neg: float = 2.0) -> Neighbourhood:
-    """Return the weights of the positives and negatives of one query.
+    """Return the weights of the positives and negatives of the image `query`.
 
     Formula (CACR Eqs. 3, 5), d2 = ||x - y||^2 on the unit sphere: pi+_p ~ e^{t_pos d2_p}, pi-_j ~ e^{-t_neg d2_j}.
-
-    Args:
-        views: K + 1 >= 2 embeddings (B, d) of the same images. Row `query` of the first is the query, of the others its
-            positives. The other rows of the second view are the negatives.
-        query: index of the image.
-        t_pos, t_neg: sharpness of the weights.
+    Positives are its rows in views 2, 3, ... (B, d), negatives the other rows of view 2.
     """
     images = len(views[0])
     if not 0 <= query < images:
@@ -95,8 +90,6 @@ def draw_query(
     seed: int = 0,
 ) -> None:
     """Write a picture: the images with their weights (CACR Fig. 6) above the map of the batch (CACR Fig. 7).
-
-    The query is in the middle of the map. t-SNE's range is [-10, 10] in both directions, as in the paper.
 
     images: K + 1 views (B, C, H, W) in [0, 1], those of the embeddings for `found`. path: a .png, .svg or .pdf.
     """

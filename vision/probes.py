@@ -184,8 +184,7 @@ def probe(
 ) -> dict[str, float]:
     """Return the numbers of the configured probes on frozen features. k-means clusters the test part.
 
-    data: features and labels of the training part, and of the test part. shape: of the blocks for the probe 'losses'.
-    on_crops: trains the linear probe on random crops instead.
+    data: features and labels of the training part, and of the test part. on_crops: trains the linear probe instead.
     """
     train_x, train_y, test_x, test_y = data
     few: dict[str, Any] = {"labels_per_class": config.labels_per_class, "draws": config.draws, "seed": seed}
@@ -225,8 +224,7 @@ class OnlineProbe:
 
         loss = mean over all views and ranks of -log softmax(W x + b)_y
 
-    It draws no random number, and x carries no gradient: the encoder's weights equal those of a run without it. x are
-    the last features of the encoders, concatenated. Labels are 0 to C - 1.
+    It draws no random number, and x, the last features of the encoders, carries no gradient.
     """
 
     def __init__(self, config: OnlineConfig, encoders: Sequence[Encoder], classes: int, device: torch.device) -> None:

@@ -64,11 +64,9 @@ def _centred(points: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:
 class Plane:
     """Points in the plane, a linear map of four numbers, and k-means.
 
-    A point and its noisy copy are a positive pair, the copies of the batch's other points are negatives.
-
-    The paper starts P at 0, where the loss has no gradient. We draw `starts` small matrices and train the one with the
-    smallest loss over the first epoch. The loss has several minima (one per axis along which it stretches the plane).
-    The paper's claim is about its minimiser. With `objective = "none"` P is the identity: Euclidean space.
+    A point and its noisy copy are a positive pair, the copies of the batch's other points are negatives. The paper
+    starts P at 0, where the loss has no gradient. We train the best of `starts` small random matrices, since the loss
+    has several minima and the paper's claim is about its minimiser. Without an objective P is the identity.
     """
 
     width = 2
@@ -128,11 +126,7 @@ class Plane:
 
 
 class ToyAdapter(Adapter):
-    """Trains a small network on points that are drawn by the seed.
-
-    "three-bars" and "nested-moons" are LMCL's study (`Plane`), "gaussian-classes" is the controlled set
-    (`GaussianClasses`).
-    """
+    """Trains a small network on points that are drawn by the seed: LMCL's study (`Plane`), or `GaussianClasses`."""
 
     domain: ClassVar[str] = "toy"
     config_model: ClassVar[type[Settings]] = ToyConfig

@@ -52,10 +52,7 @@ class EncoderConfig(EncoderSettings):
 
 
 def build_encoder(config: EncoderSettings, channels: int, size: int, share: float = 1.0) -> Encoder:
-    """Build the encoder of a [vision.encoder] table for images (channels, size, size).
-
-    share: of the width of every layer except vgg16's last. CMC builds two encoders of half width.
-    """
+    """Build an encoder for images (channels, size, size), with a share of the width of each layer."""
     build = builder(config.name)
     assert build is not None  # the configuration has checked it
     encoder = as_encoder(build(channels, size, config, share), channels, size)

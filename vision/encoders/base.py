@@ -192,10 +192,7 @@ class Stages(Encoder):
 
 
 def as_encoder(module: nn.Module, channels: int, size: int) -> Encoder:
-    """Wrap any module, images (n, channels, size, size) -> features (n, ...), as an `Encoder`.
-
-    One image of zeros gives the width of its features.
-    """
+    """Wrap any module, images (n, channels, size, size) -> features (n, ...), as an `Encoder`."""
     if isinstance(module, Encoder):
         return module
     with in_mode(False, module), torch.no_grad():

@@ -48,10 +48,7 @@ def pooled(hidden: Tensor, pooling: Pooling, prefix: int) -> Tensor:
 
 
 def read_pooled(model: Any, pixel_values: Tensor) -> Tensor:
-    """Return features (n, d) of a model of transformers.
-
-    config.json of an exported run names the pooling. Other models use their pooler, or the mean.
-    """
+    """Return features (n, d) of a model of transformers, pooled as an exported config.json says."""
     outputs = model(pixel_values=pixel_values, **size_options(model))
     pooling, prefix = getattr(model.config, POOLED, (None, 0))
     pooler = outputs.get("pooler_output")
@@ -207,10 +204,7 @@ class HubEncoder(Encoder):
         return f"outputs.last_hidden_state{patches}.{function}(1)"
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write the model and its image processor as `AutoModel.from_pretrained` reads them.
-
-        Adapters are merged into the weights. config.json names the pooling for `read_pooled`.
-        """
+        """Write the model, with adapters merged and its pooling for `read_pooled`, and its image processor."""
         model: Any = merged(self.model)
         model.save_pretrained(folder)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -297,10 +291,7 @@ def register_exports() -> None:
 
 @dataclass(frozen=True)
 class Processor:
-    """Image size in pixels, and mean and standard deviation of each channel in [0, 1], or None where it has none.
-
-    overridden: the processor's statistics, where a recipe sets others.
-    """
+    """Image size in pixels, and mean and standard deviation of each channel in [0, 1], or None where it has none."""
 
     size: int | None = None
     mean: Statistics | None = None
@@ -374,10 +365,7 @@ def _side(size: Any) -> int | None:
 def write_processor(
     folder: Path, size: int, channels: int, mean: list[float] | None = None, std: list[float] | None = None
 ) -> None:
-    """Write an image processor: resize the shorter side, crop the centred square, divide by 255, normalise.
-
-    Evaluation and `dipole embed RUN` do the same (`decoding.centred_box`). Without mean and std it does not normalise.
-    """
+    """Write an image processor that does the same as evaluation (`decoding.centred_box`), and normalises."""
     settings: dict[str, Any] = {
         "image_processor_type": "BitImageProcessor",
         "do_resize": True,

@@ -64,11 +64,7 @@ class DipoleVisionModel(modeling.DipoleVisionModel):
 
 @without_transformers_output()
 def export(model: TrainedModel, folder: Path, record: Any, objective: Any) -> None:
-    """Write config.json, model.safetensors, an image processor, README.md, and the model's code if needed.
-
-    Raise ConfigError if the run has several encoders, or one with unknown layers. Raise TrainingError if the written
-    model gives other features than the run.
-    """
+    """Write config.json, model.safetensors, an image processor, README.md, and the model's code if needed."""
     encoder = model.module.trained_encoder()
     tap = encoder.check_tap(model.config.encoder.tap)
     channels, size = model.images.channels, model.size

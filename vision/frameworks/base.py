@@ -7,7 +7,6 @@ runs in it. A framework built in Python holds its objective. In a run the traine
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -417,22 +416,12 @@ class OneBranch(Framework):
         return [self.branch]
 
 
-def in_passes(branch: nn.Module, views: Sequence[Tensor]) -> list[Tensor]:
-    """Return the embeddings (B, d) of each view, with one pass for consecutive views of one shape."""
-    found: list[Tensor] = []
-    for _, group in groupby(views, key=lambda view: view.shape):
-        several = list(group)
-        found += branch(torch.cat(several)).chunk(len(several))
-    return found
-
-
 def embedded(
     rows: Mapping[str, Tensor | Sequence[Tensor]], batch: Batch, pair: Callable[[dict[str, Any], int], AnyPairs]
 ) -> EncodedBatch:
     """Return rows of a batch, with labels and indices, for a function that pairs the rows of all ranks.
 
-    rows: (B, d) by name, or sequences of them, such as one for each view. pair: (the same of all ranks with "index"
-        and, if known, "labels"; seed of the step) -> pairs.
+    rows: (B, d) by name, or one for each view. pair: (rows of all ranks with "index" and "labels", seed) -> pairs.
     """
     seed = batch.seed  # without the views, which the closure would keep alive
     lists = {name: len(each) for name, each in rows.items() if not isinstance(each, Tensor)}

@@ -38,10 +38,8 @@ class BlocksConfig(Settings):
 class Blocks(OneBranch):
     """One network. The images of a block, all of one class, are each other's positives (Arora et al. 2019, Sec. 8.1).
 
-    The batch is a sequence of blocks of b + 1 images. Each image of a block is x once, with the others as its
-    positives. Labels choose the blocks. The block loss does not use labels, but supervised references get them.
-
-    backbone, objective, head: as in `OneBranch`. images: of a block, b + 1.
+    The batch is a sequence of blocks of b + 1 `images`, chosen by labels. Each image of a block is x once. The block
+    loss does not use labels, but supervised references get them.
     """
 
     table = BlocksConfig

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any, TypeVar
 
 import torch
@@ -109,6 +109,15 @@ def make_branch(backbone: nn.Module, head: nn.Module | None, name: Projection) -
     if head is None:
         branch.projector = placed_like(projection_head(name, branch.width), backbone)
     return branch
+
+
+def in_passes(branch: nn.Module, views: Sequence[Tensor]) -> list[Tensor]:
+    """Return the embeddings (B, d) of each view, with one pass for consecutive views of one shape."""
+    found: list[Tensor] = []
+    for _, group in groupby(views, key=lambda view: view.shape):
+        several = list(group)
+        found += branch(torch.cat(several)).chunk(len(several))
+    return found
 
 
 def check_module(name: str, given: Any) -> None:
@@ -240,10 +249,7 @@ class PassedFeatures:
             self._recording = False
 
     def added(self, embedded: EncodedBatch, images: int) -> EncodedBatch:
-        """Return the rows of a batch of `images` with the recorded features of each view.
-
-        A row has as many features as images, such as a block's.
-        """
+        """Return the rows of a batch of `images` with the recorded features of each view."""
         views = [view for each in self._found for view in each.split(images)]
         self._found = []
         rows = len(next(row for row in embedded.rows.values() if row is not None))

@@ -18,10 +18,7 @@ from dipole.vision.settings import PairKind, VisionSettings
 
 
 class TextBranch(nn.Module):
-    """A text encoder, whose output has a row for each text, and its projection head, None for a linear layer to `dim`.
-
-    Raise ConfigError if the width of the features is needed and unknown.
-    """
+    """A text encoder with a row for each text, and its projection head, None for a linear layer to `dim`."""
 
     def __init__(self, encoder: nn.Module, head: nn.Module | None, dim: int) -> None:
         super().__init__()

@@ -17,19 +17,10 @@ from dipole.core.train.config import Settings
 from dipole.core.utils.errors import ConfigError, PairsError
 from dipole.core.utils.transfer import constant, generator
 from dipole.vision.encoders import Encoder
-from dipole.vision.frameworks.base import (
-    AnyObjective,
-    AnyPairs,
-    Batch,
-    Branch,
-    Framework,
-    Rows,
-    Setup,
-    embedded,
-    register_framework,
-)
-from dipole.vision.frameworks.branch import check_built, make_branch
+from dipole.vision.frameworks.base import AnyObjective, AnyPairs, Batch, Framework, Rows, embedded, register_framework
+from dipole.vision.frameworks.branch import Branch, check_built, make_branch
 from dipole.vision.frameworks.queue import Fresh, check_literal, check_momentum
+from dipole.vision.frameworks.setup import Setup
 from dipole.vision.image_ops import centre
 from dipole.vision.image_set import ImageSet
 from dipole.vision.settings import VisionSettings
@@ -247,10 +238,7 @@ class CMC(Framework):
 
 
 def with_channels(backbone: nn.Module, channels: int) -> nn.Module:
-    """Return a copy of a network for colour images that reads images of fewer channels.
-
-    Each channel of the first convolution gets an equal share of the sum of its weights.
-    """
+    """Return a copy of a network for colour images that reads fewer channels, each by an equal share of the weights."""
     check_built(backbone)
     found = copy.deepcopy(backbone)
     first = next((part for part in found.modules() if isinstance(part, nn.Conv2d)), None)
@@ -274,8 +262,7 @@ def both_directions(
 ) -> tuple[Pairs, Pairs]:
     """Pair two halves (B, d) in both directions.
 
-    remembered: ((2, B, d) own, (2, Q, d) drawn) rows of the memory: the positive is the image's own row of the other
-        half's memory, and the negatives are the drawn ones, instead of the batch's.
+    remembered: ((2, B, d) own, (2, Q, d) drawn) rows of the memory, which are positives and negatives then.
     """
     cross = partial(Pairs.cross, labels=labels, index=index)
     if remembered is None:

@@ -15,18 +15,10 @@ from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.config import Settings
 from dipole.core.utils.distributed import gather_rows, rank, row_counts, world_size
 from dipole.core.utils.transfer import to_device
-from dipole.vision.frameworks.base import (
-    AnyObjective,
-    AnyPairs,
-    Batch,
-    OneBranch,
-    Rows,
-    Setup,
-    embedded,
-    register_framework,
-)
+from dipole.vision.frameworks.base import AnyObjective, AnyPairs, Batch, OneBranch, Rows, embedded, register_framework
 from dipole.vision.frameworks.branch import placed_like
 from dipole.vision.frameworks.queue import Fresh, Queue, check_momentum, momentum_update
+from dipole.vision.frameworks.setup import Setup
 from dipole.vision.settings import VisionSettings
 
 
@@ -150,8 +142,7 @@ class MoCo(OneBranch):
 def every_view_in_turn(queries: Sequence[Tensor], keys: Sequence[Tensor], **settings: Any) -> tuple[Pairs, ...]:
     """Return V `Pairs.cross` of queries and keys, V of (B, d) each: the keys of an image's other views are positives.
 
-    With `queue` and `intra_batch` they are those of CACR Algorithm 3. There a rank's queries see those of the same
-    rank. Here they see those of the whole batch.
+    With `queue` and `intra_batch` they are those of CACR Algorithm 3, over the batch of all ranks.
     """
     found = []
     for number, query in enumerate(queries):

@@ -18,19 +18,11 @@ from dipole.core.train.config import Settings
 from dipole.core.utils.distributed import all_sum, world_size
 from dipole.core.utils.errors import PairsError
 from dipole.vision.encoders.base import Norm, mlp
-from dipole.vision.frameworks.base import (
-    AnyObjective,
-    AnyPairs,
-    Batch,
-    OneBranch,
-    Rows,
-    Setup,
-    embedded,
-    register_framework,
-)
+from dipole.vision.frameworks.base import AnyObjective, AnyPairs, Batch, OneBranch, Rows, embedded, register_framework
 from dipole.vision.frameworks.branch import check_module, placed_like
 from dipole.vision.frameworks.moco import every_view_in_turn
 from dipole.vision.frameworks.queue import Fresh, Queue, check_literal, check_momentum, cosine_schedule, momentum_update
+from dipole.vision.frameworks.setup import Setup
 from dipole.vision.heads import Prediction, prediction_head
 from dipole.vision.settings import VisionSettings
 
@@ -47,8 +39,7 @@ class PredictorConfig(Settings):
 class Predicting(OneBranch):
     """Every view in turn is compared with the image's other views; one of the two sides gets no gradient.
 
-    There is one pass of the branch per view, as in the references. The predictor sees the whole batch of a rank,
-    whatever the microbatch. predictor: from embeddings (n, d) to (n, d). None is the paper's (`prediction_head`).
+    There is one pass of the branch per view, as in the references. The predictor sees the whole batch of a rank.
     """
 
     table = PredictorConfig
@@ -182,10 +173,7 @@ Schedule = Literal["cosine", "constant"]
 
 
 class Following(Predicting):
-    """Keys from a slowly moving copy of the branch, whose momentum rises to 1 along a cosine.
-
-    momentum: at the first step. steps: of the whole run, for the cosine. None keeps the first momentum.
-    """
+    """Keys from a slowly moving copy of the branch, whose momentum rises to 1 over the `steps` of the run."""
 
     def __init__(
         self,

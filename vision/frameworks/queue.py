@@ -105,10 +105,7 @@ class Fresh:
 
 
 def of_all_ranks(*rows: Tensor) -> tuple[Tensor, ...]:
-    """Return the rows of all ranks in rank order, so that queues and banks are equal on all ranks.
-
-    rows: with the same first dimension on a rank.
-    """
+    """Return the rows of all ranks in rank order, so that queues and banks are equal on all ranks."""
     if world_size() == 1:
         return rows
     sizes = row_counts(rows[0])

@@ -26,10 +26,7 @@ class PairKind:
         return 2
 
     def load(self, config: VisionSettings, seed: Seeds, validation: float = 0.0) -> Parts:
-        """Read the images of a [vision] table.
-
-        validation: share of the training images to test on instead of the test images.
-        """
+        """Read the images of a [vision] table. validation: share of those for training to test on instead."""
         return load(config.data, seed, validation)
 
     def missing(self, config: VisionSettings) -> list[str]:

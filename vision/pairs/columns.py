@@ -39,10 +39,9 @@ CLASS_SETTINGS = ("classes", "pretrain_classes", "pretrain_split", "imbalance", 
 
 @dataclass(frozen=True, eq=False)
 class PairedSet(ImageSet):
-    """Images in rows. `images` is the first column.
+    """Images in rows. `images` is the first column, `others` are the further ones. captions: of each row, or empty.
 
-    others: the further columns of images, row by row. captions: of each row, or empty. ids (n, columns): numbers of
-    distinct images, and in their own column of distinct captions.
+    ids (n, columns): numbers of distinct images, and in their own column of distinct captions.
     """
 
     others: tuple[Images, ...] = ()
@@ -72,11 +71,7 @@ class PairedSet(ImageSet):
 
 
 class ColumnPairs(PairKind):
-    """The images, or image and caption, in each row of a table.
-
-    Rows are split so that no image is in both parts. One part is for testing retrieval, unless `data.test` is a table
-    of its own. With `data.pretrain` the table is that, and probes use `data.source`.
-    """
+    """The images, or image and caption, in each row of a table. Some rows, without a common image, test retrieval."""
 
     def problems(self, config: VisionSettings) -> list[str]:
         problems = []
@@ -148,10 +143,7 @@ class ColumnPairs(PairKind):
 
 
 def split_rows(pairs: PairedSet, share: float, generator: torch.Generator) -> tuple[PairedSet, PairedSet]:
-    """Split rows in two parts without a common image: rows that share an image stay together.
-
-    share: of the rows in the first part, as near as these groups allow.
-    """
+    """Split rows in two parts without a common image. share: of the rows in the first part, as near as possible."""
     count = pairs.ids.shape[1] - bool(pairs.captions)
     group = _groups(pairs.ids[:, :count])
     first = torch.zeros(len(pairs), dtype=torch.bool)
@@ -186,11 +178,8 @@ def read_pairs(
 ) -> PairedSet:
     """Read a table of pairs and its images.
 
-    A cell of an image is a path, relative to the table, or the image itself (parquet). A caption may be a list of
-    captions, each of which makes a row. Rows with a missing or blank cell are left out, with a warning.
-
-    source: a file of `core.utils.rows`. columns: of images. With captions the last column has them. Raise DataError,
-    which names file and line, if the table cannot be read, or a column or an image is missing or damaged.
+    A cell of an image is a path, relative to the table, or the image itself (parquet). With captions the last column
+    has them. A list of captions makes a row of each. Incomplete rows are left out, with a warning.
     """
     names = list(columns)
     path = Path(source).expanduser()

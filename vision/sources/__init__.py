@@ -33,12 +33,7 @@ def reader_of(source: str) -> Reader | None:
 
 
 def open_source(source: str, options: Decoding, wanted: Classes = None) -> Source:
-    """Recognise and open a source. Nothing is decoded before a split is read.
-
-    Files of a folder are read in place, so a folder of images needs no stream.
-
-    wanted: the class names to keep, in their order.
-    """
+    """Recognise and open a source. Nothing is decoded before a split is read. wanted: class names to keep."""
     reader = reader_of(source)
     if options.streaming:
         folder = reader_of(hub_name(source)) if source.startswith(HUB) else reader

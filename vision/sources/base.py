@@ -120,10 +120,7 @@ def shard_split(file: Path) -> str:
 
 
 def split_names(source: str, split: str, known: Iterable[str]) -> list[str]:
-    """Return the names in a text such as "train+unlabeled", as the source writes them (train, Train, Training).
-
-    Raise DataError for an unknown or a repeated split.
-    """
+    """Return the names in a text such as "train+unlabeled", as the source writes them (train, Train, Training)."""
     known = tuple(known)
     names = []
     for name in [split] if split in known else map(str.strip, split.split("+")):

@@ -193,10 +193,7 @@ def split_folders(tree: Tree) -> tuple[str, ...]:
 def _read_folder(
     tree: Tree, empty: Iterable[str], options: Decoding, wanted: Classes, beside: list[str], tables: list[Path]
 ) -> ImageSet:
-    """Read the images of a split.
-
-    empty: classes without images here, and with some in another split. beside: what the splits leave out.
-    """
+    """Read the images of a split. empty: classes with images in another split. beside: what the splits leave out."""
     path = tree.path
     left_out = list(beside)
     told = read_metadata(tables, tree.images(), options)

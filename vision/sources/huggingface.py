@@ -129,10 +129,7 @@ def parquet(source: str, options: Decoding, wanted: Classes) -> Source:
 
 
 def image_column(name: str, features: Mapping[str, Any], wanted: str | None) -> str:
-    """Return the column of images: `wanted`, else one of `IMAGES`, else the first.
-
-    Raise DataError if there is none, or it holds something else. The message has the fix.
-    """
+    """Return the column of images: `wanted`, else one of `IMAGES`, else the first. Raise DataError if there is none."""
     if wanted is not None:
         check_column(name, list(features), wanted, "image_column")
         if problem := _no_images(wanted, features[wanted]):
@@ -205,10 +202,7 @@ def read_labels(
 
 
 def image_bytes(cell: Any, read: Callable[[str], bytes]) -> bytes:
-    """Return the encoded image of a cell: bytes, or a dictionary with "bytes" or "path", which `read` opens.
-
-    Raise ValueError if the cell is empty, or its file cannot be read.
-    """
+    """Return the encoded image of a cell: bytes, or a dictionary with "bytes" or "path", which `read` opens."""
     if isinstance(cell, bytes):
         return cell
     told = cell or {}

@@ -63,12 +63,7 @@ def decode_all(
     options: Decoding,
     left_out: Sequence[str] = (),
 ) -> ImageSet:
-    """Decode images in parallel to one tensor. Refuse or skip files that cannot be decoded.
-
-    A set that would take more than `options.memory` bytes stays encoded.
-
-    left_out: files that were not read, with the reason, for the record.
-    """
+    """Decode images in parallel to one tensor, or leave them encoded if that has more than `options.memory` bytes."""
     if not items:
         raise DataError(f"{name} holds no images.")
     first = _first(items, read, options.size)
@@ -110,10 +105,7 @@ def stay_encoded(
     stream: Stream | None = None,
     left_out: Sequence[str] = (),
 ) -> ImageSet:
-    """Return a set that is decoded batch by batch: to squares for probes, cropped from the stored images for training.
-
-    The squares have `options.size`, or the size of images that are square.
-    """
+    """Return a set that is decoded batch by batch: to squares for probes, cropped as stored for training."""
     size = options.size
     if size is None:
         first = _first(items, read, None)

@@ -82,9 +82,7 @@ def labels_of(
     """Return the labels (n,), the names of the classes and the column of a table, from the first column with classes.
 
     Columns that hold no classes (targets of regression, several labels an image) are left out with a warning.
-
-    columns: that may hold labels, in order of preference. values: column -> its cells. wanted: the one column to read,
-    or None. Raise DataError if it holds no classes.
+    DataError for the column that is `wanted`. values: column -> its cells.
     """
     for column in columns:
         try:

@@ -27,8 +27,7 @@ def read_metadata(tables: Sequence[Path], images: Sequence[Path], options: Decod
     """Read the labels of images from tables. Return None if the tables name no files or have no labels.
 
     A table has a column `file_name`, relative to its folder, or NAME_file_name for `image_column` = NAME. Rows without
-    it are left out with a warning. Raise DataError if a table cannot be read, names a file that is not there, or if an
-    image has two labels.
+    it are left out with a warning.
     """
     rows: dict[Path, dict[str, Any]] = {}
     again: list[tuple[str, dict[str, Any], Path]] = []

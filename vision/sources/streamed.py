@@ -28,8 +28,7 @@ OPEN = 8  # shards that are being read
 def open_stream(source: str, options: Decoding, wanted: Classes) -> Source:
     """Stream a data set of the Hub by its id, or a folder of parquet, arrow or image files.
 
-    The number of images of each file, and their labels, are found by reading it once, and cached. With
-    vision.data.length nothing is counted: the first images are one shard without labels.
+    Its images are counted, with their labels, by reading it once, and cached, unless vision.data.length is set.
     """
     if source.startswith(SHARDS):
         raise DataError(f"{source}: shards are read in place; leave vision.data.streaming out.")
@@ -96,10 +95,7 @@ def _stream(name: str, builder: Any, split: str, options: Decoding) -> ImageSet:
 
 
 def _count(table: Any, shards: int, image: str, label: str | None) -> list[list[Any]]:
-    """Return the labels of each shard. They are None without a label column.
-
-    Raise NoClassesError if a label is neither a number nor text.
-    """
+    """Return the labels of each shard. They are None without a label column."""
     narrow = table.select_columns([label or image])
     parts = (narrow.shard(num_shards=shards, index=shard) for shard in range(shards))
     return [[None if label is None else plain_label(row[label]) for row in part] for part in parts]
@@ -128,9 +124,8 @@ class Numbered(Sequence[str]):
 class Forward:
     """Rows by number from shards that can only be read from the beginning.
 
-    The last `capacity` rows are cached, so rows that are requested nearly in order are read once. A row that left the
-    cache is read again from the beginning of its shard. bounds: the first row of each shard, and the number of all
-    rows.
+    The last `capacity` rows are cached. A row that left the cache is read again from the beginning of its shard.
+    bounds: the first row of each shard, and the number of all rows.
     """
 
     def __init__(

@@ -153,8 +153,7 @@ def read_sample(path: Path, modified: int, sample: Sample) -> bytes:
 def index_of(path: Path) -> tuple[int, list[Any], list[str]]:
     """Return the time of change of a tar file, its samples in order, and unread images with the reason.
 
-    As in webdataset, members with one name up to the first dot are a sample. A compressed file is refused: its images
-    could not be read in place.
+    As in webdataset, members with one name up to the first dot are a sample.
     """
     try:
         stat = path.stat()
