@@ -6,7 +6,6 @@ Lengths and periods of [train] are environment steps, as the papers count: `step
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
@@ -32,7 +31,7 @@ from dipole.core.utils.received import read_text
 from dipole.rl import algorithms, augmentation, description, snapshots
 from dipole.rl.config import RLConfig
 from dipole.rl.contrast import start_bilinear
-from dipole.rl.envs.registry import find, make_env
+from dipole.rl.envs.registry import find
 from dipole.rl.envs.running.faults import guarded
 from dipole.rl.envs.running.validate import stack
 from dipole.rl.envs.running.workers import WorkerVecEnv
@@ -77,12 +76,13 @@ class RLAdapter(Adapter):
             raise ConfigError(
                 "the rl domain trains in one process: start it without torchrun (rl.envs steps several at once)."
             )
-        self._kept = env = None
-        if self.kept is None:
-            env = self._environments()
-        else:
-            with _undamaged(self.kept):
-                self._kept = json.loads(read_text(self.kept / _FILE))
+        self._make = partial(find(config.task).make, **config.environment())
+        make = [self._make] * config.envs
+        env: VecEnv | None = None
+        if self.kept is None and config.workers:
+            env = WorkerVecEnv(make)
+        elif self.kept is None:
+            env = DummyVecEnv(make)  # type: ignore[arg-type]
         self.agent = algorithms.ALGORITHMS[config.algorithm](
             "CnnPolicy",
             env,
@@ -96,10 +96,12 @@ class RLAdapter(Adapter):
             device=str(self.device),
             **config.agent_settings(),
         )
-        if self._kept is not None and self.kept is not None:
-            with _undamaged(self.kept):
-                description.make_networks(self.agent, self._kept)
-                self._info = dict(self._kept["info"])
+        self._info: dict[str, Any] | None = None
+        if self.kept is not None:
+            with description.readable(f"the model {self.kept} is damaged", ". Train again with --overwrite."):
+                told = json.loads(read_text(self.kept / _FILE))
+                description.make_networks(self.agent, told)
+                self._info = dict(told["info"])
         self.agent.task = {"name": config.task, "settings": config.environment()}
         self.agent.set_logger(Logger(None, []))
         self.module = nn.ModuleDict(self.agent.parts())
@@ -122,16 +124,10 @@ class RLAdapter(Adapter):
             _build_encoder(channels, rendered, seen.size, config.features, config.layers, config.filters)
         return Sketch(config.features, _example, (batch_size, config.positives))
 
-    def _environments(self) -> VecEnv:
-        make = [partial(find(self.config.task).make, **self.config.environment())] * self.config.envs
-        if self.config.workers:
-            return WorkerVecEnv(make)
-        return DummyVecEnv(make)  # type: ignore[arg-type]
-
     def fit(self, run: "Run") -> None:
         """SB3's loop until the environment steps of the recipe are taken."""
         agent, train = self.agent, run.config.train
-        agent.adopt(run.objective, **_settings_of(train.learning_rate, train.precision))
+        agent.adopt(run.objective, learning_rate=train.learning_rate, precision=_PRECISIONS[train.precision])
         if run.objective is not None:
             start_bilinear((term for _, _, term in run.objective), agent.bilinear_init)
         if self._pending is not None:
@@ -150,7 +146,7 @@ class RLAdapter(Adapter):
 
     @cached_property
     def _evaluation_env(self) -> gymnasium.Env[Any, Any]:
-        return guarded(make_env(self.config.task, **self.config.environment()))
+        return guarded(self._make())
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[FrameBatch]:
         buffer = self.agent.replay_buffer
@@ -191,8 +187,7 @@ class RLAdapter(Adapter):
         if config.evaluation_workers == 1:
             return evaluate_each(self.agent, self._evaluation_env, config.episodes, seed, observations)
         if self._players is None:
-            count = min(config.evaluation_workers, config.episodes)
-            self._players = WorkerVecEnv([partial(find(config.task).make, **config.environment())] * count)
+            self._players = WorkerVecEnv([self._make] * min(config.evaluation_workers, config.episodes))
         return evaluate_each(self.agent, self._players, config.episodes, seed, observations)
 
     def diagnostic_pairs(self) -> Pairs | None:
@@ -220,7 +215,7 @@ class RLAdapter(Adapter):
         return torch.cat(found).float().to(measuring_device(self.device)), None
 
     def data_info(self) -> dict[str, Any]:
-        if self._kept is not None:
+        if self._info is not None:
             return self._info
         env = self._evaluation_env
         first, _ = env.reset(seed=0)
@@ -261,21 +256,12 @@ class RLAdapter(Adapter):
     def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
         """Write the folder of a trained agent for stable-baselines3, or in the layout of huggingface_sb3."""
         agent, train = self.agent, record.config["train"]
-        agent.adopt(objective, **_settings_of(train["learning_rate"], train["precision"]))
+        agent.adopt(objective, learning_rate=train["learning_rate"], precision=_PRECISIONS[train["precision"]])
         agent.num_timesteps, agent.environment_steps = record.data["agent_steps"], record.data["environment_steps"]
         if to == "sb3":
             export_sb3(agent, folder, record, self.data_info())
             return
         export_hub(agent, folder, record, self.data_info(), self._evaluation_env, self.config.episodes, self.seed.probe)
-
-
-def _undamaged(folder: Path) -> AbstractContextManager[None]:
-    return description.readable(f"the model {folder} is damaged", ". Train again with --overwrite.")
-
-
-def _settings_of(learning_rate: float, precision: str) -> dict[str, Any]:
-    """Return the agent's settings that come from [train], except for the batch size."""
-    return {"learning_rate": learning_rate, "precision": _PRECISIONS[precision]}
 
 
 @cache

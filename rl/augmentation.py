@@ -5,7 +5,7 @@ One offset per sample serves all frames of its stack, so that motion inside the 
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,10 +14,7 @@ from torch import Tensor
 
 from dipole.core.utils.errors import ConfigError, nearest
 from dipole.core.utils.transfer import to_device
-from dipole.rl.frames import Size, extents
-
-if TYPE_CHECKING:
-    from dipole.rl.frames import Frames
+from dipole.rl.frames import Frames, Size, extents
 
 NAMES = ("crop", "shift", "bilinear", "none")
 SHIFT = 4  # pixels, DrQ (Kostrikov et al. 2020)
@@ -28,23 +25,8 @@ class Augmentation(Protocol):
 
     size: Size
 
-    def draw(self, frames: "Frames", env: NDArray[Any], slots: NDArray[Any], rng: np.random.Generator) -> Tensor:
+    def draw(self, frames: Frames, env: NDArray[Any], slots: NDArray[Any], rng: np.random.Generator) -> Tensor:
         """Return views (B, C, *size) of the stacks `slots` (B, k) of environments `env` (B,)."""
-
-
-class Crop:
-    """A random window at offsets 0..m, m = rendered size - size, or 0..m-1 as in the CURL repository."""
-
-    def __init__(self, size: Size, inclusive: bool = True) -> None:
-        self.size = size
-        self.inclusive = inclusive
-
-    def draw(self, frames: "Frames", env: NDArray[Any], slots: NDArray[Any], rng: np.random.Generator) -> Tensor:
-        top, left = (
-            rng.integers(0, max(extent - size + self.inclusive, 1), len(env))
-            for extent, size in zip(frames.shape[-2:], extents(self.size), strict=True)
-        )
-        return frames.windows(env, slots, top, left, self.size)
 
 
 class Centre:
@@ -53,34 +35,42 @@ class Centre:
     def __init__(self, size: Size) -> None:
         self.size = size
 
-    def draw(self, frames: "Frames", env: NDArray[Any], slots: NDArray[Any], rng: np.random.Generator) -> Tensor:
-        top, left = (
-            np.full(len(env), (extent - size) // 2)
-            for extent, size in zip(frames.shape[-2:], extents(self.size), strict=True)
-        )
+    def draw(self, frames: Frames, env: NDArray[Any], slots: NDArray[Any], rng: np.random.Generator) -> Tensor:
+        room = np.subtract(frames.shape[-2:], extents(self.size))
+        top, left = (self._offsets(int(each), len(env), rng) for each in room)
         return frames.windows(env, slots, top, left, self.size)
 
+    def _offsets(self, room: int, count: int, rng: np.random.Generator) -> NDArray[Any]:
+        return np.full(count, room // 2)
 
-class Shift:
+
+class Crop(Centre):
+    """A random window at offsets 0..m, m = rendered size - size, or 0..m-1 as in the CURL repository."""
+
+    def __init__(self, size: Size, inclusive: bool = True) -> None:
+        super().__init__(size)
+        self.inclusive = inclusive
+
+    def _offsets(self, room: int, count: int, rng: np.random.Generator) -> NDArray[Any]:
+        return rng.integers(0, max(room + self.inclusive, 1), count)
+
+
+class Shift(Centre):
     """The middle of the frame moved by up to 4 pixels each way, its border repeated (DrQ)."""
 
-    def __init__(self, size: Size, pad: int = SHIFT) -> None:
-        self.size = size
-        self.pad = pad
-
-    def draw(self, frames: "Frames", env: NDArray[Any], slots: NDArray[Any], rng: np.random.Generator) -> Tensor:
-        middle = Centre(self.size).draw(frames, env, slots, rng)  # (B, C, h, w)
-        top, left = rng.integers(0, 2 * self.pad + 1, (2, len(env)))
-        return shift(middle, top, left, self.pad)
+    def draw(self, frames: Frames, env: NDArray[Any], slots: NDArray[Any], rng: np.random.Generator) -> Tensor:
+        middle = super().draw(frames, env, slots, rng)  # (B, C, h, w)
+        top, left = rng.integers(0, 2 * SHIFT + 1, (2, len(env)))
+        return shift(middle, top, left, SHIFT)
 
 
-class Bilinear(Shift):
+class Bilinear(Centre):
     """`Shift` by any fraction of a pixel, interpolated between the four pixels around (Yarats et al. 2021, 3.1)."""
 
-    def draw(self, frames: "Frames", env: NDArray[Any], slots: NDArray[Any], rng: np.random.Generator) -> Tensor:
-        middle = Centre(self.size).draw(frames, env, slots, rng)
-        top, left = rng.uniform(0, 2 * self.pad, (2, len(env)))
-        return shift_bilinear(middle, top, left, self.pad).round_().to(torch.uint8)
+    def draw(self, frames: Frames, env: NDArray[Any], slots: NDArray[Any], rng: np.random.Generator) -> Tensor:
+        middle = super().draw(frames, env, slots, rng)
+        top, left = rng.uniform(0, 2 * SHIFT, (2, len(env)))
+        return shift_bilinear(middle, top, left, SHIFT).round_().to(torch.uint8)
 
 
 class Custom:
@@ -98,23 +88,17 @@ class Custom:
             )
         self.size: Size = one_number(*probe.shape[-2:])
 
-    def draw(self, frames: "Frames", env: NDArray[Any], slots: NDArray[Any], rng: np.random.Generator) -> Tensor:
+    def draw(self, frames: Frames, env: NDArray[Any], slots: NDArray[Any], rng: np.random.Generator) -> Tensor:
         return self._checked(frames.stacks(env, slots))
 
     def _checked(self, images: Tensor) -> Tensor:
         out = self.function(images)
-        if (
-            not isinstance(out, Tensor)
-            or out.ndim != 4
-            or out.shape[:2] != images.shape[:2]
-            or (self.square and out.shape[2] != out.shape[3])
-        ):
-            got = type(out).__name__
-            if isinstance(out, Tensor):
-                got = str(tuple(out.shape))
+        shape = tuple(getattr(out, "shape", ()))
+        fits = len(shape) == 4 and shape[:2] == images.shape[:2] and (not self.square or shape[2] == shape[3])
+        if not isinstance(out, Tensor) or not fits:
             raise ConfigError(
                 f"the augmentation function must return a tensor (B, C, h, h) for its input {tuple(images.shape)}, "
-                f"got {got}."
+                f"got {shown(out)}."
             )
         return out
 
@@ -143,6 +127,11 @@ def shift_bilinear(images: Tensor, top: NDArray[Any], left: NDArray[Any], pad: i
     rows, columns = ((2 * places + 1) / (extent + 2 * pad) - 1 for places, extent in ((rows, height), (columns, width)))
     grid = torch.stack(torch.broadcast_tensors(columns[:, None, :], rows[:, :, None]), -1)  # (B, h, w, 2)
     return torch.nn.functional.grid_sample(padded, grid, padding_mode="border", align_corners=False)
+
+
+def shown(value: Any) -> str:
+    """Return the shape of a tensor, or the type of anything else, for a message."""
+    return str(tuple(value.shape)) if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 def one_number(height: int, width: int) -> Size:

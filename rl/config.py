@@ -55,18 +55,12 @@ class RLConfig(AgentTable):
     def _from_file(cls, given: Any) -> Any:
         if not isinstance(given, Mapping) or not isinstance(given.get("hyperparameters"), str):
             return given
-        try:
-            return _of_file(given)[0] | dict(given)
-        except ConfigError as error:
-            raise ValueError(str(error)) from error
+        return _of_file(given)[0] | dict(given)
 
     @field_validator("task")
     @classmethod
     def _known(cls, task: str) -> str:
-        try:
-            return find(task).name
-        except ConfigError as error:
-            raise ValueError(str(error)) from error
+        return find(task).name
 
     @model_validator(mode="after")
     def _with_effect(self) -> Self:

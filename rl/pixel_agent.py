@@ -39,7 +39,7 @@ from dipole.rl.contrast import (
     unregistered,
 )
 from dipole.rl.envs.running.checked import CheckedEnvironments
-from dipole.rl.inputs import require_image, require_part, require_policy, seen_by
+from dipole.rl.inputs import require_image, require_policy, seen_by
 from dipole.rl.networks import PixelEncoder
 from dipole.rl.replay import FrameReplayBuffer
 from dipole.rl.sampling import FrameBatch
@@ -75,6 +75,10 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
 
     policy: Any
     replay_buffer: FrameReplayBuffer
+    task: dict[str, Any] | None = None  # the environment's name and keywords, where they are known
+    outcome: Outcome | None = None
+    encoder_optimizer: torch.optim.Adam | None = None
+    contrast_optimizer: torch.optim.Adam | None = None
     _updates_left: int | None = None
 
     def __init__(
@@ -107,13 +111,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             setattr(self, attribute, getattr(chosen, name))
         self.augmentation = augmentation or presets.augmentation(preset)
         self.storage = storage
-        self.environment_steps = 0
-        self.task: dict[str, Any] | None = None  # the environment's name and keywords, where they are known
         self.faults: list[dict[str, Any]] = []
-        self.outcome: Outcome | None = None
-        self._is_guarded = False
-        self.encoder_optimizer: torch.optim.Adam | None = None
-        self.contrast_optimizer: torch.optim.Adam | None = None
         if env is not None or _init_setup_model:
             env = self._shown(env, int(sb3.get("verbose", 0)))
             require_policy(policy, type(self).__name__, seen_by(type(self).__name__, env.observation_space))
@@ -128,9 +126,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
     # Setting up ------------------------------------------------------------------------------------------------------
 
     def _setup_model(self) -> None:
-        name = type(self).__name__
-        self.seen = seen_by(name, self.observation_space)
-        require_part(self.seen, self.observation_space, self.inputs)
+        self.seen = seen_by(type(self).__name__, self.observation_space)
         some = torch.empty(0, device=self.device)
         check_fits("a batch of images", (self.batch_size, *self.seen.shape), some, "a copy")
         self._augment: Augmentation = Centre(1)
@@ -139,8 +135,6 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             self._augment = resolve(
                 self.augmentation, channels, one_number(height, width), self.image_size, self.crop_inclusive
             )
-        if self._given is not None or self.objective != "none":
-            require_image(self.seen, name)
         if self.precision == "bf16" and not bf16_is_native(self.device):
             warnings.warn(
                 f"precision='bf16' is emulated on this {self.device.type} (neither avx512_bf16 nor AMX) and will be "

@@ -79,13 +79,12 @@ class ContrastiveSAC(PixelAgent, SAC):
             self.policy.actor.noise_is_new = False
         target = self.target(batch)
         images = encoder.prepare(batch.observations)
+        maps = self._update_critic(batch, images, target, contrasting and self.joint_backward, logs)
         if self.joint_backward:
-            maps = self._update_critic_and_contrast(batch, images, target, contrasting, logs)
             with torch.no_grad():  # the step has changed the head
                 features = encoder.head(maps)
             contrasting = False
         else:
-            self._update_critic(batch, images, target, logs)
             # Until the contrast is stepped the encoder stays: actor and contrast share its features.
             with torch.set_grad_enabled(contrasting):
                 maps = encoder.convolve(images) if acting or contrasting else ()
@@ -113,22 +112,23 @@ class ContrastiveSAC(PixelAgent, SAC):
         q = q_values(self.critic_target, features, action).min(1, keepdim=True).values
         return self._returns(batch, q - self.temperature() * log_density)
 
-    def _update_critic(self, batch: FrameBatch, images: Maps, target: Tensor, logs: Logs) -> None:
-        """Step encoder and Q functions on sum_i mean (Q_i(x, a) - y)^2, for prepared images and y (B, 1)."""
-        encoder = self.policy.encoder
-        with torch.set_grad_enabled(not self.detach_encoder):
-            maps = encoder.convolve(images)
-        loss = self._critic_loss(encoder.head(maps), batch, target)
-        self._minimise({"critic": loss}, [self.critic.optimizer])
-        logs["critic_loss"] = loss.detach()
+    def _update_critic(self, batch: FrameBatch, images: Maps, target: Tensor, contrasting: bool, logs: Logs) -> Maps:
+        """Step encoder and Q functions on sum_i mean (Q_i(x, a) - y)^2, for prepared images and y (B, 1).
 
-    def _critic_loss(self, features: Tensor, batch: FrameBatch, target: Tensor) -> Tensor:
-        """Return the sum over the Q functions of the mean squared error, (), halved with `twin_loss="half"`."""
+        With `contrasting` the contrast is added, and the objective stepped as well. Return the detached feature maps.
+        """
+        encoder = self.policy.encoder
+        with torch.set_grad_enabled(contrasting or not self.detach_encoder):
+            maps = encoder.convolve(images)
+        anchors = features = encoder.head(maps)
+        if contrasting and self.detach_encoder:
+            features = encoder.head(detached(maps))
         q = q_values(self.critic, joined(features, batch.states), batch.actions.to(features.dtype))
         loss = (q - target).square().mean(0).sum()
         if self.twin_loss == "half":
-            return 0.5 * loss
-        return loss
+            loss = 0.5 * loss
+        self._step_critic(loss, batch, anchors, contrasting, logs)
+        return detached(maps)
 
     def _update_actor(self, maps: Maps, features: Tensor, states: Tensor | None, logs: Logs) -> None:
         """Step the policy on mean (alpha log pi(a|x) - min_i Q_i(x, a)), then the temperature.
@@ -157,17 +157,6 @@ class ContrastiveSAC(PixelAgent, SAC):
         gradients = [p.grad for o in optimizers for g in o.param_groups for p in g["params"] if p.grad is not None]
         logs["contrast_grad_norm_squared"] = torch.stack(torch._foreach_norm(gradients)).square().sum()
         self._after_contrast()
-
-    def _update_critic_and_contrast(
-        self, batch: FrameBatch, images: Maps, target: Tensor, contrasting: bool, logs: Logs
-    ) -> Maps:
-        """Step encoder, Q functions and objective on the sum of both losses. Return the detached feature maps."""
-        encoder = self.policy.encoder
-        maps = encoder.convolve(images)
-        anchors = encoder.head(maps)
-        features = encoder.head(detached(maps)) if self.detach_encoder else anchors
-        self._step_critic(self._critic_loss(features, batch, target), batch, anchors, contrasting, logs)
-        return detached(maps)
 
     def _update_targets(self) -> None:
         """Move the momentum copies: Qbar with tau, the encoder with encoder_tau."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env import VecEnv
 
 from dipole.core.objectives.objective import Composite, Objective
 from dipole.core.utils.errors import CheckpointError
@@ -167,7 +167,7 @@ def named(folder: Path, name: Any) -> Path:
 
 def _state(agent: PixelAgent) -> dict[str, Any]:
     assert agent.env is not None
-    innermost = _innermost(agent.env)
+    innermost = agent.env.unwrapped
     return {
         "counters": {name: getattr(agent, name) for name in _COUNTERS},
         "last_obs": agent._last_obs,
@@ -181,12 +181,6 @@ def _state(agent: PixelAgent) -> dict[str, Any]:
         "exploration": agent.exploration_state(),
         "rng": rng_state(),
     }
-
-
-def _innermost(env: VecEnv) -> VecEnv:
-    while isinstance(env, VecEnvWrapper):
-        env = env.venv
-    return env
 
 
 def _restore_environments(agent: PixelAgent, env: VecEnv, state: dict[str, Any]) -> None:
@@ -210,7 +204,7 @@ def _restore_environments(agent: PixelAgent, env: VecEnv, state: dict[str, Any])
         )
         agent._last_obs = None
         return
-    workers = _innermost(env)
+    workers = env.unwrapped
     if isinstance(workers, WorkerVecEnv):
         workers.continue_from(rows_of(state["last_obs"]), state.get("workers"))
 

@@ -29,7 +29,7 @@ from dipole.core.utils.modes import in_mode
 from dipole.core.utils.seeding import isolated
 from dipole.core.utils.transfer import to_device
 from dipole.rl.arguments import check_integers, check_number
-from dipole.rl.augmentation import SHIFT, shift
+from dipole.rl.augmentation import SHIFT, shift, shown
 from dipole.rl.contrast import given_composite, largest, require_unlabelled, rollouts_left, twins
 from dipole.rl.envs.running.normalized import require_stored_as_seen
 from dipole.rl.envs.running.validate import image_keys, stack
@@ -202,7 +202,7 @@ class ContrastiveCallback(BaseCallback):
                 for each in (parts(views)[key] for key in self._images):
                     if not isinstance(each, Tensor) or len(each) != 2:
                         raise ConfigError(
-                            f"augmentation made {_shape(each)} of two images. It must give as many, (B, C, H, W)."
+                            f"augmentation made {shown(each)} of two images. It must give as many, (B, C, H, W)."
                         )
                 found: Any = self._features(trial, views)
             except DipoleError:
@@ -213,7 +213,7 @@ class ContrastiveCallback(BaseCallback):
                 ) from error
         if not isinstance(found, Tensor) or found.shape != (2, width) or not found.is_floating_point():
             raise ConfigError(
-                f"the encoder {type(self.encoder).__name__} makes {_shape(found)} of two observations, not "
+                f"the encoder {type(self.encoder).__name__} makes {shown(found)} of two observations, not "
                 f"{(2, width)} as its features_dim says."
             )
 
@@ -408,10 +408,6 @@ def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[],
         second()
 
     return call
-
-
-def _shape(value: Any) -> str:
-    return str(tuple(value.shape)) if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 def distinct(stored: Any, space: spaces.Space[Any]) -> dict[str, NDArray[Any]]:

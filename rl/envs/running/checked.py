@@ -29,9 +29,9 @@ class CheckedEnvironments(OffPolicyAlgorithm):
     """An algorithm of SB3 that guards its environments, counts their steps and reports their faults."""
 
     inputs: Inputs
-    environment_steps: int
+    environment_steps = 0
     faults: list[dict[str, Any]]
-    _is_guarded: bool
+    _is_guarded = False
 
     @classmethod
     def _wrap_env(cls, env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
-from weakref import WeakSet
+from weakref import ref
 
 from dipole.core.utils.errors import DipoleError
 from dipole.core.utils.extras import install_line
@@ -25,9 +25,6 @@ PACKAGES = ("libegl1", "libopengl0", "libgl1-mesa-dri")
 INSTALL = f"apt-get update && apt-get install -y --no-install-recommends {' '.join(PACKAGES)}"
 
 _EGL_PLATFORM_DEVICE, _EGL_EXTENSIONS, _EGL_CUDA_DEVICE = 0x313F, 0x3055, 0x323A
-
-
-_open: WeakSet[Any] = WeakSet()  # environments that OSMesa draws
 
 
 class RenderingError(DipoleError, RuntimeError):
@@ -178,19 +175,14 @@ def close_at_exit(env: Any) -> None:
     other backends draw on the caller's thread, which may run on after the main one has ended.
     """
     if os.environ.get("MUJOCO_GL") == "osmesa":
-        _before_threads_end()
-        _open.add(env)
+        # No public hook is that early. The last one registered runs first, before that of concurrent.futures.
+        threading._register_atexit(_close, ref(env))  # type: ignore[attr-defined]
 
 
-@cache
-def _before_threads_end() -> None:
-    # No public hook is that early. The last one registered runs first, before that of concurrent.futures.
-    threading._register_atexit(_close_open)  # type: ignore[attr-defined]
-
-
-def _close_open() -> None:
-    for env in list(_open):
-        env.close()
+def _close(env: ref[Any]) -> None:
+    opened = env()
+    if opened is not None:
+        opened.close()
 
 
 def _cure() -> str:
