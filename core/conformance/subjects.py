@@ -47,7 +47,7 @@ class LossAndGradients:
 
 @dataclass(frozen=True)
 class BatchNeeds:
-    """What the batches of a loss must look like.
+    """Requirements of a loss on its batches.
 
     Args:
         dim: width of the embeddings. None if it takes any.
@@ -62,7 +62,7 @@ class BatchNeeds:
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """What a loss does on purpose: its attributes of these names, and the arguments of `check_objective`."""
+    """Intended behaviour that a check would report: attributes of a loss and arguments of `check_objective`."""
 
     detached: bool | tuple[str, ...] = False
     stateful: bool = False
@@ -70,7 +70,7 @@ class Declared:
 
 
 def declared(says: Declared, *owners: Any) -> Declared:
-    """Add the attributes of losses or their classes to what is said of them. Names win over True."""
+    """Add the attributes of losses or their classes to the given ones. Names win over True."""
     stops = (says.detached, *(getattr(each, "detached", False) for each in owners))
     return Declared(
         detached=next((each for each in stops if each and isinstance(each, tuple)), True in stops),

@@ -19,7 +19,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Array: TypeAlias = Tensor | np.ndarray[Any, Any] | Sequence[Any]
-"""What a function of plain arrays takes: a tensor, a NumPy array, or a list of numbers, arrays or tensors."""
+"""Input of the functions on plain arrays: a tensor, a NumPy array, or a list of numbers, arrays or tensors."""
 
 LARGE, SMALL = 2.0**40, 2.0**-30
 """Sizes beyond which squares may overflow, or a length may fall below the limits of normalisation."""
@@ -80,7 +80,7 @@ def as_classes(name: str, labels: Any, rows: int) -> Tensor:
 
 
 def whole(labels: Tensor) -> Tensor:
-    """Return floats that are whole numbers as integers, and everything else unchanged."""
+    """Return floats without a fractional part as integers, and everything else unchanged."""
     if labels.is_floating_point() and bool((labels == labels.trunc()).all()) and bool(labels.isfinite().all()):
         return labels.long()
     return labels

@@ -40,7 +40,7 @@ def check_tensor(name: str, x: Any, shape: str) -> Tensor:
 
 
 def has_no_values(x: Tensor) -> bool:
-    """Whether a tensor is on the meta device, and not one of the fake tensors of torch.compile and torch.export."""
+    """Return whether a tensor is on the meta device and no fake tensor of torch.compile or torch.export."""
     return x.is_meta and type(x) in (Tensor, Parameter)
 
 

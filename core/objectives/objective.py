@@ -299,7 +299,7 @@ class Objective(LazyModule):
 
     @property
     def keeps_directions(self) -> bool:
-        """Whether each row of x and y is a multiple of its embedding."""
+        """Return whether each row of x and y is a multiple of its embedding."""
         return self.similarity != "bilinear" and type(self).project is Objective.project
 
     def forward(self, pairs: Input | GlobalPairs | Tensor, *views: Tensor) -> Tensor:

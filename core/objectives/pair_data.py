@@ -58,7 +58,7 @@ class PairLayout:
 
 @dataclass(frozen=True)
 class Instances:
-    """What a constructor is told of the B instances of its batch, and of the candidates behind them."""
+    """Labels, indices and weights of the B instances of a batch, and labels of the candidates after them."""
 
     labels: Tensor | None = None  # (B,)
     index: Tensor | None = None  # (B,)
@@ -362,7 +362,7 @@ class PairData:
 
     @cached_property
     def has_negatives(self) -> bool | None:
-        """Whether any anchor has a negative. None if the answer would need to wait for a device."""
+        """Return whether any anchor has a negative. None if the answer would need to wait for a device."""
         free, listed = self._free
         if not self.known.padded or free == 0 or free > listed:
             return free > listed
@@ -372,12 +372,12 @@ class PairData:
 
     @property
     def all_have_negatives(self) -> bool:
-        """Whether every anchor surely has a negative. This reads nothing from a device."""
+        """Return whether every anchor surely has a negative. This reads nothing from a device."""
         return not self.known.padded and self.has_negatives is True
 
     @cached_property
     def has_positives(self) -> bool | None:
-        """Whether any anchor has a positive. None if the answer would need to wait for a device."""
+        """Return whether any anchor has a positive. None if the answer would need to wait for a device."""
         mask = self.positive_mask
         if mask is None or not mask.shape[1]:
             return self.positives.shape[1] > 0

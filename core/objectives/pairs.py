@@ -348,7 +348,7 @@ class Pairs(Constructors):
 
     @property
     def split_by_view(self) -> bool:
-        """Whether one encoder made several views, so that `within_views` splits all rows and not only the keys."""
+        """Return whether one encoder made several views. Then `within_views` splits all rows and not only the keys."""
         known = self.known
         of_anchors = {view for view, _ in known.anchor_views}
         others = {view for view, _ in known.candidate_views} - of_anchors - {NO_VIEW}

@@ -58,7 +58,7 @@ class VICReg(Objective):
         L = invariance * s + variance * ( v(Z) + v(Z') ) / 2 + covariance * ( c(Z) + c(Z') )
 
     The authors' code takes the mean of v over the views. Eq. 6 adds it (`reduction=sum`). Variances and covariances are
-    divided by n - 1. Those of a single row are 0. For any number of views, the loss uses the mean of v and twice the
+    divided by n - 1. A single row has variance 0. For any number of views, the loss uses the mean of v and twice the
     mean of c. Rows of a queue belong to no view.
 
     Args:
