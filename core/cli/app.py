@@ -29,7 +29,7 @@ from dipole.core.cli.parser import Configure, Parser, UsageError, command_parser
 from dipole.core.cli.words import GROUPS, START, SUGGESTION_FOR
 from dipole.core.utils.errors import ConfigError, DipoleError, nearest
 from dipole.core.utils.files import disk_error, why
-from dipole.core.utils.first_error import is_first
+from dipole.core.utils.first_error import first_message
 from dipole.core.utils.plugins import OURS, PluginError, distribution, is_ours, load, load_each, points
 from dipole.core.utils.text import definitions, fitted, screen_width
 from dipole.core.utils.version import __version__
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _report(as_json: bool, kind: str, message: str, code: int, shown: str = "") -> int:
     """Print an error and return the exit code. Of several ranks only the first one that fails prints."""
     shown = shown or f"error: {message}"
-    if is_first(shown):
+    if first_message(shown) is None:
         output.say(shown, sys.stderr)
         if as_json:
             output.print_json_error(kind, message, code)
@@ -170,11 +170,6 @@ def _load(point: EntryPoint) -> Configure:
     return cast(Configure, configure)
 
 
-def broken_commands() -> list[PluginError]:
-    """Import the commands of all packages and return what is wrong with them."""
-    return load_each("commands", _load, _own())[1]
-
-
 def broken_plugins(kind: str) -> list[PluginError]:
     """Load the plug-ins of one of `utils.plugins.GROUPS` and return what is wrong with them."""
     if kind == "objectives":
@@ -186,7 +181,7 @@ def broken_plugins(kind: str) -> list[PluginError]:
 
         return broken_domains()
     if kind == "commands":
-        return broken_commands()
+        return load_each("commands", _load, _own())[1]
     from dipole.core.train.shipped import broken_folders
 
     return broken_folders(kind)

@@ -60,11 +60,7 @@ def _occupy_closed_descriptors() -> None:
 
 
 def finish() -> None:
-    """Flush both output streams.
-
-    Raises:
-        OSError: stdout cannot be written, or was closed and something was printed.
-    """
+    """Flush both output streams. Raise OSError if stdout cannot be written, or was closed and got something."""
     try:
         sys.stderr.flush()
     except (OSError, ValueError):
@@ -174,13 +170,9 @@ class DeclinedError(DipoleError):
 
 
 def confirm(question: str, purpose: str, nothing: str) -> None:
-    """Ask a yes/no question on stderr and return if the answer is yes.
+    """Ask a yes/no question on stderr. Raise DeclinedError with the message `nothing` unless the answer is yes.
 
-    `purpose` completes "Add --yes", such as "to remove them". `nothing` is the message for any other answer.
-
-    Raises:
-        ConfigError: stdin is no terminal.
-        DeclinedError: the answer is not yes, or Ctrl-C or Ctrl-D.
+    Raise ConfigError if stdin is no terminal. `purpose` completes "Add --yes", such as "to remove them".
     """
     if not sys.stdin.isatty():
         raise ConfigError(f"not interactive: add --yes {purpose}.")

@@ -165,11 +165,7 @@ class RunRecord(Part):
 
 
 def read_record(path: Path) -> RunRecord:
-    """Read and check a record.json. A running run whose process is gone is returned as interrupted.
-
-    Raises:
-        RecordError: the file is missing, no JSON, of a newer schema, or does not follow the schema (problems named).
-    """
+    """Read and check a record.json. A running run whose process is gone is returned as interrupted."""
     try:
         record = read_part(path, RunRecord)
     except RecordError as error:
@@ -180,11 +176,7 @@ def read_record(path: Path) -> RunRecord:
 
 
 def read_part(path: Path, model: type[Model]) -> Model:
-    """Read a JSON file of a run, of schema version `SCHEMA_VERSION`.
-
-    Raises:
-        RecordError: it cannot be read or does not follow the schema. The message begins with its path.
-    """
+    """Read a JSON file of a run. Raise RecordError, with its path first, if it does not follow `SCHEMA_VERSION`."""
     try:
         text = read_text(path)
     except ReceivedError as error:
@@ -226,11 +218,7 @@ def schema_problem(error: ValidationError, version: int) -> str:
 
 
 def write_record(path: Path, record: RunRecord) -> None:
-    """Replace record.json atomically.
-
-    Raises:
-        RecordError: the disk refused. The old record is intact.
-    """
+    """Replace record.json atomically. Raise RecordError if the disk refused. The old record is then intact."""
     with disk_refusing(f"cannot write the record {path}", RecordError):
         atomic_write(path, record.model_dump_json(indent=2) + "\n")
 

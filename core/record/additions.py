@@ -32,11 +32,7 @@ class Additions(Part):
 
 
 def read_additions(folder: Path) -> Additions:
-    """Return the results added to a run.
-
-    Raises:
-        RecordError: the file is damaged or does not follow the schema.
-    """
+    """Return the results added to a run. Raise RecordError if the file is damaged."""
     path = folder / FILE
     try:
         return read_part(path, Additions) if os.path.lexists(path) else Additions()
@@ -52,12 +48,7 @@ def with_additions(record: RunRecord, folder: Path) -> RunRecord:
 
 
 def add_results(folder: Path, record: RunRecord, values: dict[str, float], source: str) -> Additions:
-    """Add results to a run, or replace added ones. The record itself does not change.
-
-    Raises:
-        ConfigError: a name that the run's own evaluation has measured.
-        RecordError: the file there is damaged, or the disk refused.
-    """
+    """Add results to a run, or replace added ones. The record itself does not change."""
     if own := sorted(values.keys() & record.results.keys()):
         raise ConfigError(
             f"{', '.join(own)} was measured by the run itself; choose another name for another measurement."

@@ -202,7 +202,7 @@ class Evaluations(Callback):
             assert self._pair_values is not None
             run.progress.status("evaluating")
             try:
-                with as_single_process(), run.interrupts.at_once():
+                with as_single_process(), run.interrupts.finishing(steps=False):
                     found = evaluate_model(run.adapter, run.objective, run.seeds, self._pair_values[1])
             except Interrupted as interrupted:
                 set_rng_state(before)
@@ -238,11 +238,6 @@ class Evaluations(Callback):
             return False
         self.best = (step, value)
         return True
-
-    @property
-    def chosen(self) -> dict[str, Any] | None:
-        """Return the best result as the record has it, or None."""
-        return self.best and {"by": self._best_by, "step": self.best[0], "value": self.best[1]}
 
     def finish(self, run: Any) -> None:
         """Restore the best weights if they are older, and compute the reported results (rank 0)."""
@@ -303,8 +298,9 @@ def write_run_record(run: Any, status: Status, error: str | None = None) -> RunR
         fields |= {"results": found.results, "histogram": found.histogram}
         fields["diagnostics"] = found.diagnostics | run.health.metrics(run.step)
         fields["notes"] += [*found.remarks, *run.health.lines]
-        if run.evaluation.chosen is not None:
-            fields["chosen"] = {**run.evaluation.chosen, "on": run.curves_on}
+        if run.evaluation.best is not None:
+            step, value = run.evaluation.best
+            fields["chosen"] = {"by": config.train.best_by, "step": step, "value": value, "on": run.curves_on}
     if run.device.type == "cuda":
         fields["peak_device_bytes"] = torch.cuda.max_memory_allocated(run.device)
     record = RunRecord(

@@ -28,13 +28,9 @@ SHOWN_WIDTH = 8  # terms are looked up, and nothing is computed with them
 class Card:
     """Description of an exported folder, for its model card.
 
-    Args:
-        what: a sentence on the model.
-        usage: Python that uses it, with FOLDER for the folder.
-        pipeline: the Hub's task, such as "image-feature-extraction". library: name of the library that loads it.
-            tags: further tags.
-        notes: further information, as paragraphs.
-        measured: the first results of the card's header, in the format that the Hub expects for such models.
+    `what` is a sentence on the model, `usage` Python that uses it, with FOLDER for the folder. `pipeline` is the Hub's
+    task, such as "image-feature-extraction", `library` loads the model. `notes` are paragraphs. `measured` are the
+    first results of the card's header, in the format that the Hub expects.
     """
 
     what: str

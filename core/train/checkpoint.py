@@ -146,10 +146,7 @@ def starting_state(
 
 @contextmanager
 def fitting() -> Iterator[None]:
-    """Turn whatever goes wrong while a checkpoint is restored into one message.
-
-    Raise CheckpointError with the reason.
-    """
+    """Raise CheckpointError with the reason for whatever goes wrong while a checkpoint is restored."""
     try:
         yield
     except DipoleError:
@@ -245,12 +242,9 @@ def restore(run: Any, state: dict[str, Any]) -> None:
             f"the checkpoint was written by {counted(len(ranks), 'rank')}, this run has {size}, and {reason}. "
             "Start as many, or use --resume never."
         )
-    try:
-        run.adapter.module.load_state_dict(state["module"])
-        if run.objective is not None:
-            run.objective.load_state_dict(state["objective"])
-    except RuntimeError as error:
-        raise CheckpointError(f"the checkpoint does not fit the model: {error}. Use --resume never.") from error
+    run.adapter.module.load_state_dict(state["module"])
+    if run.objective is not None:
+        run.objective.load_state_dict(state["objective"])
     # If another number of ranks may continue, all ranks have the same state.
     mine = ranks[run.processes.rank if len(ranks) == size else 0]
     run.adapter.load_state_dict(mine["adapter"])
@@ -278,8 +272,7 @@ def first_start(run: Any) -> str | None:
             f"the data of the run {run.folder.path} have changed since its checkpoint was written, and its model is "
             "built from them. Put the old data back, or start again with --resume never."
         )
-    started: str = record.started
-    return started
+    return record.started
 
 
 def unsupported_reason(ranks: Sequence[dict[str, Any]], module: nn.Module, synchronized: bool) -> str:

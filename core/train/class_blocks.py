@@ -32,17 +32,10 @@ class ClassBlocks:
     The class of each block is drawn independently of all others, c ~ rho, and rho is uniform over the classes that have
     `size` rows: two blocks are of one class with probability 1/C, in a batch as in an epoch.
 
-    Args:
-        labels: (n,) class of each row.
-        size: rows of a block: x and its b positives, b + 1.
-        count: different blocks of each class, drawn once: the amount of unlabelled data, M. None: from all rows, in
-            every epoch anew.
-        seed: blocks and their order depend on it alone.
-
-    A class uses up its blocks (without a count: its rows) before it uses one again, within an epoch.
-
-    Raises:
-        DataError: if no class has `size` rows. A class with fewer is left out.
+    `labels` (n,) are the classes of rows, and a block has `size` of them: x and its b positives. `count` is the number
+    of different blocks of each class, drawn once (the amount of unlabelled data, M). With None they are drawn from all
+    rows in every epoch anew. A class uses up its blocks, or its rows, before it uses one again within an epoch.
+    A class with fewer than `size` rows is left out. Raise DataError if there is no other.
     """
 
     labels: np.ndarray
@@ -120,14 +113,7 @@ def block_losses(
     training (`ClassBlocks`), class collisions among them. `supervised`: for the same test points x and classes, where
     c^+ is none of c_1^-..c_k^-, l({f(x)^T (mu_c^+ - mu_c)}) over the distinct c among them (Sec. 6.1), with rows
     mu_c = E_{x ~ D_c} f(x) over all training points of the class (Definition 2.1). Both of the same l; 2,048 blocks.
-
-    Args:
-        train_x, test_x: (n, d); train_y, test_y: (n,) classes, negative where unknown.
-        shape: b, k and l.
-        seed: of the blocks and of the draws.
-
-    Raises:
-        DataError: if no class has b + 1 points in one of the parts.
+    Rows are (n, d), and classes (n,) are negative where unknown.
     """
     train_y, test_y = train_y.to(train_x.device), test_y.to(train_x.device)
     classes = train_y[train_y >= 0].unique()

@@ -22,15 +22,10 @@ MARK = ".dipole-data"  # in a folder that was prepared, with the name of its dat
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set that can be fetched.
+    """A data set that can be fetched. `page` has the licence, which is in the authors' words.
 
-    Args:
-        summary: a line for `dipole data list`.
-        licence: in the authors' words.
-        page: the web page with the licence.
-        files: to fetch, or "package.module:function" that returns them when needed.
-        prepare: "package.module:function" that gets the download folder and a folder to fill.
-        use: the recipe settings that use it, with {folder} as a placeholder.
+    `files` may be a "package.module:function" that returns them. The function `prepare` gets the download folder and a
+    folder to fill. `use` has the recipe settings that use it, with {folder} as a placeholder.
     """
 
     summary: str
@@ -49,10 +44,7 @@ class DataSet:
 
 @dataclass(frozen=True)
 class Built:
-    """A data set that is built from the user's own files.
-
-    configure: "package.module:function", as a command (core/cli/app.py).
-    """
+    """A data set that is built from the user's own files. `configure` is a function as of a command, in cli/app.py."""
 
     summary: str
     configure: str

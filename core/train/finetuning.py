@@ -46,7 +46,7 @@ def fine_tune(model: nn.Module, how: Literal["none", "backbone"] | int, lora: Lo
     Raise ConfigError if it has fewer layers or none of such names, nothing is left to adapt, or peft is missing.
     """
     if lora is not None:
-        add_lora(model, lora.rank, lora.alpha, lora.dropout, lora.targets, f"{table}.lora")
+        _add_lora(model, lora, f"{table}.lora")
     freeze(model, how, f"{table}.freeze")
     if lora is not None and not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(
@@ -55,21 +55,20 @@ def fine_tune(model: nn.Module, how: Literal["none", "backbone"] | int, lora: Lo
         )
 
 
-def add_lora(
-    model: nn.Module, rank: int, alpha: float, dropout: float, targets: Sequence[str] | None, setting: str
-) -> None:
-    """Add adapters to layers of a network in place. Only the adapters are trained.
+def _add_lora(model: nn.Module, lora: LoraTable, setting: str) -> None:
+    """Add adapters in place. Only they are trained. B starts at 0, so the output does not change.
 
-    B starts at 0, so the output does not change. Batch norm keeps its statistics. `targets` are ends of names of the
-    layers to adapt, such as "query". None adapts every linear map of the network's layers, or every convolution if
-    there is none. Raise ConfigError if peft is not installed, or no layer has such a name.
+    Batch norm keeps its statistics.
     """
     with needing("lora", f"{setting} (low-rank adapters)"):
         from peft import LoraConfig, inject_adapter_in_model
-    chosen = _targets(model) if targets is None else _named(model, targets, setting)
+    if lora.targets is None:
+        chosen = _targets(model)
+    else:
+        chosen = _named(model, lora.targets, setting)
     if not chosen:
         raise ConfigError(f"{setting}: {type(model).__name__} has no linear map or convolution to adapt.")
-    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=chosen)
+    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=chosen)
     try:
         inject_adapter_in_model(config, model)
     except ValueError as error:
@@ -81,7 +80,7 @@ def add_lora(
 def merged(module: nn.Module) -> nn.Module:
     """Return a copy with the adapters merged into the weights, or the module itself without adapters.
 
-    Names and shapes are those before `add_lora`.
+    Names and shapes are those before the adapters were added.
     """
     if not any(map(_is_adapted, module.modules())):
         return module

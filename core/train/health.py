@@ -107,10 +107,7 @@ class Health(Callback):
             self._geometry = [*self._geometry[:1], found]
 
     def see_own_loop(self, run: Any, first: bool = False) -> None:
-        """Measure a batch of `Adapter.diagnostic_pairs`, for a domain with a loop of its own.
-
-        `first` measures only if nothing has been measured so far.
-        """
+        """Measure a batch of `Adapter.diagnostic_pairs`, for a domain with a loop of its own. `first`: only once."""
         if first and self._step >= 0:
             return
         if run.objective is None or run.pairs is not None or self._step == run.step:

@@ -82,10 +82,7 @@ class Encoding:
 
 
 def inductor_options(mode: CompileMode) -> dict[str, Any]:
-    """Return the mode as options of torch.compile, which takes a mode or options, not both.
-
-    Random numbers are drawn as without compiling, so a second pass repeats those of the first.
-    """
+    """Return the mode as options of torch.compile. A second pass repeats the random numbers of the first."""
     from torch._inductor import list_mode_options
 
     return {**list_mode_options(mode), "fallback_random": True}

@@ -13,12 +13,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import nn
 
+from dipole.core.train.adapter import Adapter
 from dipole.core.utils.errors import CheckpointError
 from dipole.core.utils.files import disk_refusing, instead_of_file, replacing
 
 if TYPE_CHECKING:
     from dipole.core.objectives.objective import Composite
-    from dipole.core.train.adapter import Adapter
 
 
 def save_kept(folder: Path, adapter: Adapter) -> None:
@@ -35,8 +35,6 @@ def save_kept(folder: Path, adapter: Adapter) -> None:
 
 def keeps(adapter: type[Adapter]) -> bool:
     """Return whether a domain needs files other than weights and configuration."""
-    from dipole.core.train.adapter import Adapter
-
     return adapter.keep is not Adapter.keep
 
 

@@ -39,13 +39,11 @@ _carriers: list[ref[Any]] = []
 
 
 def carry(carrier: Any, in_model: bool = False) -> None:
-    """Register a loss for trainers.
+    """Register a loss for trainers, with `objective` and `trains(model)`: whether it is the loss of that model.
 
-    Args:
-        carrier: the loss, with `objective` and `trains(model)`, which returns whether it is the loss of that model. It
-            gets `taken`, whether a trainer's callback has found it. A loss of no model instead sets `called` at each
-            call, so the next optimizer step is its own. `check_dataset`, if it has one, gets the training set.
-        in_model: whether the objective is saved with the model.
+    It gets `taken`, whether a trainer's callback has found it. A loss of no model instead sets `called` at each call,
+    so the next optimizer step is its own. `check_dataset`, if it has one, gets the training set. With `in_model` the
+    objective is saved with the model.
     """
     carrier.taken, carrier.in_model = False, in_model
     _carriers.append(ref(carrier))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from dipole.core.utils.errors import TrainingError
 from dipole.core.utils.extras import needing
 from dipole.core.utils.files import disk_error
+from dipole.core.utils.hub import without_retry_messages
 
 FILE = "model.onnx"
 OUTPUT = "features"
@@ -38,15 +38,10 @@ def write_onnx(
 ) -> None:
     """Write `FILE` into a folder and check it: onnxruntime must reproduce the module's output, named `OUTPUT`.
 
-    Args:
-        module: maps named tensors to one tensor. In eval mode, on the CPU.
-        example: name -> tensor of every input, at least two long wherever it is free.
-        free: name of every input -> names of its leading axes that are not fixed, such as ("batch", "length").
-        others: further inputs to check, with other sizes along the free axes.
-
-    Raises:
-        ConfigError: packages are missing. TrainingError: the module cannot be written as ONNX, or the outputs differ.
-        OSError: the disk refused.
+    The module maps named tensors to one tensor, in eval mode on the CPU. `example` has a tensor of every input, at
+    least two long where it is free. `free` names the leading axes of each input that are not fixed, such as ("batch",
+    "length"). `others` are inputs of other sizes to check. Raise TrainingError if the module cannot be written or the
+    outputs differ, OSError if the disk refused.
     """
     check_onnx()
     named = {name: dict(enumerate(names)) for name, names in free.items()}
@@ -130,12 +125,6 @@ def run_onnx(path: Path, inputs: Mapping[str, Tensor]) -> Tensor:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence logs and warnings of the exporter."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
+    with without_retry_messages("torch.onnx"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

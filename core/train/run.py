@@ -245,7 +245,7 @@ class Run:
             self.progress.start(self.config.name, self.total_steps, self.step)
             for line in self.adapter.remarks():
                 self.progress.note(line)
-            with self.interrupts.finishing():
+            with self.interrupts.finishing(steps=True):
                 self.adapter.module.train()
                 if not self.is_finished or self.evaluation.is_due:
                     self.adapter.fit(self)

@@ -173,12 +173,8 @@ def _options(term: Any) -> list[str]:
     """Return the options of a term that are numbers and attributes of the same name."""
     from dipole.core.objectives.spec import options_of  # late: the package loads torch
 
-    return [each.name for each in options_of(type(term).__init__) if float in each.kinds and _keeps(term, each.name)]
-
-
-def _keeps(term: Any, option: str) -> bool:
-    value = getattr(term, option, None)
-    return isinstance(value, float | int) and not isinstance(value, bool)
+    floats = [each.name for each in options_of(type(term).__init__) if float in each.kinds]
+    return [name for name in floats if type(getattr(term, name, None)) in (float, int)]
 
 
 def check(curves: Mapping[str, Interpolation], objective: Composite | None, length: float) -> list[str]:

@@ -67,20 +67,14 @@ class Interrupts:
         self._before = {}
 
     @contextmanager
-    def finishing(self) -> Iterator[None]:
-        """Remember a signal inside the block until the step is complete."""
-        before, self._finishing = self._finishing, True
-        try:
-            yield
-        finally:
-            self._finishing = before
+    def finishing(self, steps: bool) -> Iterator[None]:
+        """Remember a signal inside the block until the step is complete. Without `steps` raise `Interrupted` at once.
 
-    @contextmanager
-    def at_once(self) -> Iterator[None]:
-        """Raise `Interrupted` at once inside the block, also for a signal remembered before."""
-        if self.received:
+        Then a signal remembered before is raised too.
+        """
+        if self.received and not steps:
             raise Interrupted(self.received)
-        before, self._finishing = self._finishing, False
+        before, self._finishing = self._finishing, steps
         try:
             yield
         finally:

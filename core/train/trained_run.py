@@ -71,7 +71,8 @@ def load_run(
     adapter.part = adapter.reported
     load_weights(folder.model, adapter.module, objective)
     Schedules(config.train, objective, adapter.steps_per_epoch).set(record.steps)
-    adapter.module.eval()
+    for module in filter(None, (adapter.module, objective)):
+        module.eval()
     return record, adapter, objective
 
 

@@ -34,18 +34,8 @@ HALF = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 class Update:
     """Makes the updates of a run. It owns the optimizer and the loss scale of float16.
 
-    Args:
-        config: the table [train].
-        adapter: the domain, whose `module` is trained together with the objective.
-        objective: of the run.
-        processes: those that train.
-        total_steps: updates of the whole run.
-        state: `state_dict` of a checkpoint. Without one its entries are empty.
-        warn: shows a line on the terminal.
-
-    Raises:
-        ConfigError: a setting of [train] has no effect on this module.
-        CheckpointError: the state does not fit.
+    `state` is the `state_dict` of a checkpoint, with empty entries at the start. Raise ConfigError if a setting of
+    [train] has no effect on the module.
     """
 
     def __init__(
@@ -79,15 +69,10 @@ class Update:
     def __call__(
         self, batch: Any, step: int, note: Callable[[Outcome, tuple[Pairs, ...]], None]
     ) -> dict[str, Tensor | float]:
-        """Make one update, and return its values by their names in metrics.jsonl.
+        """Make update `step` (from 0), and return its values by their names in metrics.jsonl.
 
-        Args:
-            batch: as `Adapter.batches` yields it.
-            step: updates before this one.
-            note: gets the outcome and this rank's pairs before the backward pass.
-
-        Raises:
-            TrainingError: the loss or gradient is not finite. It has not reached the weights.
+        `note` gets the outcome and this rank's pairs before the backward pass. Raise TrainingError if the loss or
+        gradient is not finite. It has then not reached the weights.
         """
         adapter, objective, optimizer, scaler = self._adapter, self._objective, self._optimizer, self.scaler
         rate = learning_rate(self._config, step, self._total_steps, adapter.steps_per_epoch)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dipole.core.utils.errors import ConfigError, DataError
+from dipole.core.utils.errors import ConfigError, DataError, causes
 from dipole.core.utils.extras import install_line
 from dipole.core.utils.hub import without_retry_messages
 from dipole.core.utils.modes import in_mode
@@ -128,7 +128,7 @@ def read_config(source: NetworkSource, takes: str) -> Any:
     For a network that takes both (CLIP), return the part for this input. Raise ConfigError if it is missing, cannot be
     reached, or the network takes another input.
     """
-    from transformers import AutoConfig
+    from transformers import MODEL_MAPPING, AutoConfig
 
     path = source.path
     if path is not None and not path.exists():
@@ -140,7 +140,9 @@ def read_config(source: NetworkSource, takes: str) -> Any:
     part = {"pixel_values": "vision_config", "input_ids": "text_config"}[takes]
     if hasattr(config, part):
         config = getattr(config, part)
-    first = _first_input(config)
+    first, model = "nothing that AutoModel knows", MODEL_MAPPING.get(type(config), None)
+    if model is not None:
+        first = str((model[0] if isinstance(model, tuple) else model).main_input_name)
     if first != takes:
         raise source.error(
             f"it is a {config.model_type} model, which reads {READS.get(first, first)}; give one that reads "
@@ -178,7 +180,10 @@ def load(source: NetworkSource, takes: str, edit: Callable[[Any], None] | None =
             use_safetensors=safetensors_only(),
             **_revision(source),
         )
-    _copy_views(model)
+    for parameter in model.parameters():
+        # Files cannot hold parts of one tensor, as of a fused q, k and v.
+        if parameter.untyped_storage().nbytes() > parameter.nbytes:
+            parameter.data = parameter.data.clone()
     return Backbone(
         model.train(), True, getattr(model.config, "_commit_hash", None), tuple(sorted(loaded["missing_keys"]))
     )
@@ -189,13 +194,6 @@ def network_class(config: Any) -> Any:
     import transformers
 
     return getattr(transformers, type(config).__name__.removesuffix("Config") + "EncoderModel", transformers.AutoModel)
-
-
-def _copy_views(model: nn.Module) -> None:
-    """Give each parameter memory of its own. Files cannot hold parts of one tensor, as of a fused q, k and v."""
-    for parameter in model.parameters():
-        if parameter.untyped_storage().nbytes() > parameter.nbytes:
-            parameter.data = parameter.data.clone()
 
 
 def open_exported(folder: Path, device: torch.device) -> Any:
@@ -236,11 +234,10 @@ def image_processor(source: NetworkSource) -> dict[str, Any]:
     try:
         with without_transformers_output():
             found, _ = ImageProcessingMixin.get_image_processor_dict(str(path or source.text), **_revision(source))
-    except OSError as error:
-        if path is None and not any(type(each).__name__ in _REASONS for each in _causes(error)):
+    except (OSError, ValueError) as error:
+        known = any(type(each).__name__ in _REASONS for each in causes(error))
+        if isinstance(error, OSError) and path is None and not known:
             return {}  # the repository has no such file
-        raise source.error(_reason(error)) from error
-    except ValueError as error:
         raise source.error(_reason(error)) from error
     return dict(found)
 
@@ -267,15 +264,6 @@ def _revision(source: NetworkSource) -> dict[str, str]:
     return {} if source.revision is None else {"revision": source.revision}
 
 
-def _first_input(config: Any) -> str:
-    from transformers import MODEL_MAPPING
-
-    model: Any = MODEL_MAPPING.get(type(config), None)
-    if model is None:
-        return "nothing that AutoModel knows"
-    return str((model[0] if isinstance(model, tuple) else model).main_input_name)
-
-
 @contextmanager
 def _as_config_error(source: NetworkSource) -> Iterator[None]:
     """Turn errors of the library into a ConfigError."""
@@ -293,7 +281,7 @@ def _as_config_error(source: NetworkSource) -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    kinds = {type(each).__name__ for each in _causes(error)}
+    kinds = {type(each).__name__ for each in causes(error)}
     known = next((reason for kind, reason in _REASONS.items() if kind in kinds), None)
     if known is None and "use_safetensors" in str(error):
         return UNASKED
@@ -303,14 +291,6 @@ def _reason(error: BaseException) -> str:
             "export of a resnet18 with stem = 'imagenet'; or continue the run itself"
         )
     return known or str(error).strip().partition("\n")[0] or type(error).__name__
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    seen = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 @contextmanager

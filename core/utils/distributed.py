@@ -73,15 +73,10 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return reduce_scatter(grad, ctx.sizes), None
-
-
-def reduce_scatter(values: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return this rank's rows of the sum over ranks of values (sum of sizes, ...), which are in rank order."""
-    parts = [part.contiguous() for part in values.split(list(sizes))]
-    mine = torch.empty_like(parts[dist.get_rank()])
-    dist.reduce_scatter(mine, parts)
-    return mine
+        parts = [part.contiguous() for part in grad.split(ctx.sizes)]
+        mine = torch.empty_like(parts[dist.get_rank()])
+        dist.reduce_scatter(mine, parts)
+        return mine, None
 
 
 def all_numbers(numbers: Sequence[int]) -> list[list[int]]:

@@ -30,13 +30,9 @@ Progress = Callable[[int, int | None], None]
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file to fetch.
+    """A file to fetch, with its bytes and checksum ("md5:..." or "sha256:...") as published. None if unknown.
 
-    Attributes:
-        url: its address.
-        size: in bytes. None if unknown.
-        checksum: "md5:..." or "sha256:..." as published by its authors. None if unknown.
-        name: path inside the local folder. Default: the end of the URL.
+    `name` is its path inside the local folder, by default the end of the URL.
     """
 
     url: str

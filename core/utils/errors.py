@@ -1,6 +1,6 @@
 """Errors that users can cause. The message says what is wrong, where, what is allowed and how to fix it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -111,6 +111,15 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     """Return ' Did you mean X?' for the closest allowed name, or an empty string."""
     found = get_close_matches(name, list(allowed), n=1, cutoff=0.6)
     return f" Did you mean {found[0]!r}?" if found else ""
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and its causes."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 for _name in __all__:

@@ -24,7 +24,13 @@ def install_line(extra: str = "", package: str = "dipole") -> str:
     url = str(origin.get("url", ""))
     if "dir_info" in origin:
         editable = "-e " * bool(origin["dir_info"].get("editable"))
-        return f"pip install {editable}{quoted(_folder(url) + wanted)}"
+        from urllib.request import url2pathname  # imported here, because it loads ssl
+
+        place = urlsplit(url)
+        path = place.path
+        if WINDOWS and place.netloc not in ("", "localhost"):
+            path = f"//{place.netloc}{path}"
+        return f"pip install {editable}{quoted(url2pathname(path) + wanted)}"
     if "vcs_info" in origin:
         version = origin["vcs_info"]
         url = f"{version['vcs']}+{url}@{version['commit_id']}"
@@ -76,14 +82,3 @@ def _origin(package: str) -> dict[str, Any]:
     except PackageNotFoundError:
         return {}
     return origin
-
-
-def _folder(url: str) -> str:
-    """Return the path of a file URL."""
-    from urllib.request import url2pathname  # imported here, because it loads ssl
-
-    place = urlsplit(url)
-    path = place.path
-    if WINDOWS and place.netloc not in ("", "localhost"):
-        path = f"//{place.netloc}{path}"
-    return url2pathname(path)

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from dipole.core.utils.errors import DipoleError, TrainingError
+from dipole.core.utils.errors import DipoleError, TrainingError, causes
 
 _SCRATCH = re.compile(r"\..*\.[0-9a-f]{8}\.tmp(\..*)?")
 """Names of temporary files made by `scratch`."""
@@ -57,18 +57,15 @@ def disk_error(error: BaseException | None) -> OSError | None:
 
     safetensors, torch, onnx and SQLite wrap it in errors of their own, whose text has the number at best.
     """
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
-            return error
-        if number := re.search(r"\(os error (\d+)\)", str(error)):
+    for each in causes(error):
+        if isinstance(each, OSError) and each.errno in _OF_THE_DISK:
+            return each
+        if number := re.search(r"\(os error (\d+)\)", str(each)):
             return OSError(int(number[1]), os.strerror(int(number[1])))
-        if "database or disk is full" in str(error):
+        if "database or disk is full" in str(each):
             return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if "PytorchStreamWriter failed writing" in str(error):
-            return OSError(f"the disk refused the file ({str(error).splitlines()[0].partition('. ')[0]})")
-        error = error.__cause__ or error.__context__
+        if "PytorchStreamWriter failed writing" in str(each):
+            return OSError(f"the disk refused the file ({str(each).splitlines()[0].partition('. ')[0]})")
     return None
 
 

@@ -17,16 +17,14 @@ PATIENCE = 5.0
 """Seconds that rank 0 keeps its store open, and that the others try to reach it."""
 
 
-def is_first(message: str) -> bool:
-    """Return whether this process should print the error. Later calls repeat the first answer."""
-    return first_message(message) is None
-
-
 _answer: list[str | None] = []  # empty before the first call
 
 
 def first_message(message: str) -> str | None:
-    """Return the error that another rank printed before, or None if this one is the first or alone."""
+    """Return the error that another rank printed before, or None if this one is the first or alone.
+
+    Later calls repeat the first answer.
+    """
     here = launched()
     if here.size == 1:
         return None

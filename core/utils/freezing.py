@@ -22,8 +22,7 @@ Freeze = Literal["none", "backbone"] | int
 class Layers(NamedTuple):
     """A network as a chain: its layers (or stages) in order, and the modules before the first layer.
 
-    blocks: the layers; before: modules that embed; loose: parameters that belong to no such module (class tokens,
-    positions).
+    `loose` are parameters that belong to no such module (class tokens, positions).
     """
 
     blocks: list[nn.Module]

@@ -13,9 +13,9 @@ def is_offline() -> bool:
 
 
 @contextmanager
-def without_retry_messages() -> Iterator[None]:
-    """Do not print every failed attempt of the Hub's client. It still retries."""
-    logger = logging.getLogger("huggingface_hub")
+def without_retry_messages(name: str = "huggingface_hub") -> Iterator[None]:
+    """Print no failed attempts of the Hub's client, which still retries, or no warnings of another logger."""
+    logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:

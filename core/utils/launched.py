@@ -29,11 +29,8 @@ _MPI: Names = (
 class Launched:
     """One process of a launch. The default is a single process.
 
-    Attributes:
-        rank, size: of this process, and the number of processes.
-        local_rank, local_size: the same on this machine.
-        address, port: of the rendezvous.
-        hosted: whether the launcher hosts the rendezvous (torchrun), or else rank 0.
+    `local_rank` and `local_size` are those on this machine, `address` and `port` those of the rendezvous. The launcher
+    hosts it if `hosted` (torchrun), or else rank 0.
     """
 
     rank: int = 0

@@ -51,7 +51,7 @@ def microbatched(module: nn.Module, size: int, run: Forward | None = None) -> Fo
             outputs = _Microbatched.apply(passes, *passes.leaves)  # type: ignore[no-untyped-call]
         else:
             outputs = passes.embed()
-        return passes.rebuild(outputs)
+        return tree_unflatten(outputs, passes.spec)
 
     return forward
 
@@ -121,25 +121,6 @@ class RngAndBuffers:
         self._outer.pop().restore()
 
 
-class _Autocast:
-    """Record the autocast settings at construction. Entering `replay` applies them again.
-
-    Casts are not cached: a cast made without a graph would cut the gradient of the second pass.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        kinds = {kind for kind in ("cpu", device.type) if torch.amp.is_autocast_available(kind)}
-        self._settings = [(k, torch.get_autocast_dtype(k), torch.is_autocast_enabled(k)) for k in sorted(kinds)]
-
-    @contextmanager
-    def replay(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for kind, dtype, enabled in self._settings:
-                if enabled or torch.is_autocast_enabled(kind):
-                    stack.enter_context(torch.autocast(kind, dtype, enabled, cache_enabled=False))
-            yield
-
-
 @contextmanager
 def _plain_checkpoints(module: nn.Module) -> Iterator[None]:
     """Let transformers checkpoint activations without re-entering autograd, which `torch.autograd.grad` refuses.
@@ -173,28 +154,33 @@ class _Passes:
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.leaves = [*self._parameters, *(each for each in tensors if each.requires_grad)]
         device = next((each.device for each in [*module.parameters(), *tensors]), torch.device("cpu"))
-        self._autocast = _Autocast(device)
+        kinds = {kind for kind in ("cpu", device.type) if torch.amp.is_autocast_available(kind)}
+        self._autocast = [(k, torch.get_autocast_dtype(k), torch.is_autocast_enabled(k)) for k in sorted(kinds)]
         self._start = RngAndBuffers(module, device)
-        self._spec: TreeSpec | None = None
+        self.spec: Any = None  # of the outputs
 
     def embed(self) -> tuple[Tensor, ...]:
         """Return all rows of every output, without a graph."""
         chunks = []
-        with torch.no_grad(), self._autocast.replay(), _plain_checkpoints(self._module):
+        with torch.no_grad(), self._casting(), _plain_checkpoints(self._module):
             for number, part in enumerate(self._chunks()):
                 chunks.append(self._call(number, part))
         return tuple(map(torch.cat, zip(*chunks, strict=True)))
 
-    def rebuild(self, outputs: tuple[Tensor, ...]) -> Any:
-        """Return outputs in the containers that the module returns."""
-        assert self._spec is not None
-        return tree_unflatten(outputs, self._spec)
+    @contextmanager
+    def _casting(self) -> Iterator[None]:
+        """Apply the autocast settings of the call. A cached cast without a graph would cut the second gradient."""
+        with ExitStack() as stack:
+            for kind, dtype, enabled in self._autocast:
+                if enabled or torch.is_autocast_enabled(kind):
+                    stack.enter_context(torch.autocast(kind, dtype, enabled, cache_enabled=False))
+            yield
 
     def gradients(self, output_grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients of `leaves`, given those of the outputs."""
         of_parameters: list[Tensor | None] = [None] * len(self._parameters)
         of_inputs: list[list[Tensor]] = [[] for _ in self._wanted]
-        with self._start, self._autocast.replay(), _plain_checkpoints(self._module):
+        with self._start, self._casting(), _plain_checkpoints(self._module):
             for number, part in enumerate(self._chunks()):
                 for place in self._wanted:
                     part[place] = part[place].detach().requires_grad_()
@@ -234,7 +220,7 @@ class _Passes:
 
     def _call(self, number: int, part: list[Any]) -> tuple[Tensor, ...]:
         args, kwargs = tree_unflatten(part, self._tree)
-        outputs, self._spec = tree_flatten(self._run(*args, **kwargs))
+        outputs, self.spec = tree_flatten(self._run(*args, **kwargs))
         start, stop = self._cuts[number]
         wrong = [each for each in outputs if not isinstance(each, Tensor) or not each.ndim or len(each) != stop - start]
         if wrong or not outputs:

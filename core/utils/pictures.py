@@ -34,11 +34,7 @@ def open_rgb(data: bytes, size: int | None = None) -> Image.Image:
 
 
 def open_image(data: bytes) -> Image.Image:
-    """Open an image without decoding it.
-
-    Raises:
-        ValueError: the file is empty, a pointer of Git LFS, PostScript, or would take gigabytes of memory.
-    """
+    """Open an image without decoding it. Raise ValueError if it cannot be one, or would take gigabytes of memory."""
     if not data:
         raise ValueError("the file is empty")
     if data.startswith(b"version https://git-lfs"):
@@ -77,10 +73,7 @@ def upright(picture: Image.Image, opened: Image.Image) -> Image.Image:
 def eight_bits(image: Image.Image) -> Image.Image:
     """Scale a grey image of 16 bits, or of floats in [0, 1], to 256 levels. Return other images unchanged.
 
-    Pillow's own conversion clips such values at 255.
-
-    Raises:
-        OptionError: the white level is unknown.
+    Pillow's own conversion clips such values at 255. Raise OptionError if the white level is unknown.
     """
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         values = np.asarray(image).astype(np.float64) / 65535

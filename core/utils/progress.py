@@ -38,12 +38,7 @@ def in_notebook() -> bool:
 
 
 class Progress:
-    """Shows how far a run is.
-
-    Args:
-        quiet: show nothing but warnings.
-        mute: hide warnings too, on ranks other than 0.
-    """
+    """Shows how far a run is. `quiet` hides all but warnings, and `mute` also hides those (ranks other than 0)."""
 
     def __init__(self, quiet: bool = False, mute: bool = False) -> None:
         self._quiet = quiet or mute or _QUIET.get()
@@ -57,14 +52,7 @@ class Progress:
         self._over = 0  # length of the notebook's line that the next one overwrites
 
     def start(self, title: str, total: int, step: int, unit: str = "step") -> None:
-        """Begin to show a run.
-
-        Args:
-            title: its name, left of the bar.
-            total: steps of the whole run, 0 if unknown.
-            step: steps done before.
-            unit: what a plain line counts.
-        """
+        """Begin to show a run of `total` steps, 0 if unknown. A plain line counts `unit`."""
         self._total = total
         self._unit = unit
         self._timed_from = None
@@ -89,11 +77,7 @@ class Progress:
         self._bar = bar
 
     def update(self, step: int) -> None:
-        """Set the step. Cheap enough for every step.
-
-        Args:
-            step: steps done.
-        """
+        """Set the number of steps done. Cheap enough for every step."""
         now = time.monotonic()
         if self._timed_from is None:
             self._timed_from = (step, now)
@@ -121,39 +105,23 @@ class Progress:
         return f"about {duration((now - began) / (step - first) * (self._total - step))} left"
 
     def values(self, values: Mapping[str, float]) -> None:
-        """Set the numbers shown right of the bar.
-
-        Args:
-            values: numbers by name.
-        """
+        """Set the numbers shown right of the bar."""
         self._text = "  ".join(f"{name.removeprefix('train/')} {value:.4g}" for name, value in values.items())
 
     def status(self, text: str) -> None:
-        """Show a status text on the bar or on the notebook's line.
-
-        Args:
-            text: a few words.
-        """
+        """Show a status text on the bar or on the notebook's line."""
         if self._bar is not None:
             self._bar.update(self._task, text=text)
         elif not self._quiet and in_notebook():
             self._write_over(text)
 
     def note(self, text: str) -> None:
-        """Print one line above the bar.
-
-        Args:
-            text: the line.
-        """
+        """Print one line above the bar."""
         if not self._quiet:
             self.warn(text)
 
     def warn(self, text: str) -> None:
-        """Print one line even when quiet.
-
-        Args:
-            text: the line.
-        """
+        """Print one line even when quiet."""
         if self._mute:
             return
         if self._bar is not None:
@@ -174,11 +142,7 @@ class Progress:
             self._over = 0
 
     def close(self, step: int | None = None) -> None:
-        """Remove the bar.
-
-        Args:
-            step: steps done at the end, or None for the last update.
-        """
+        """Remove the bar. `step` is the number of steps done at the end, by default that of the last update."""
         if self._bar is not None:
             if step is not None:
                 self._bar.update(self._task, completed=step, text=self._text)

@@ -33,13 +33,7 @@ Located = tuple[str, Any]
 
 @dataclass(frozen=True)
 class Asker:
-    """The reader's settings, for messages.
-
-    Args:
-        extra: of dipole, that installs the needed packages.
-        split: the setting that chooses a split.
-        encoding: the setting of the encoding of CSV files, or "".
-    """
+    """The reader's settings, for messages: of a split, and of the encoding of CSV files, or "". `extra` installs it."""
 
     extra: str
     split: str

@@ -22,9 +22,7 @@ def printable(text: str, keep: str = "\n\t") -> str:
 def warn(message: str, stacklevel: int = 1) -> None:
     """Show a UserWarning with control characters as escapes, because it may name what a file of another person holds.
 
-    Args:
-        message: the text.
-        stacklevel: as of `warnings.warn`. 1 is the caller.
+    `stacklevel` is as of `warnings.warn`: 1 is the caller.
     """
     warnings.warn(printable(message), stacklevel=stacklevel + 1)
 

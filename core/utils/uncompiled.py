@@ -13,8 +13,7 @@ T = TypeVar("T")
 def uncompiled(function: Callable[P, T]) -> Callable[P, T]:
     """Return the function wrapped by `torch.compiler.disable`, where something is compiled.
 
-    torch.compiler.disable loads the compiler at once, which takes as long as importing torch. Most commands never
-    compile and should not wait for it. Elsewhere the function is called as it is.
+    `disable` loads the compiler at once, which takes as long as importing torch. Most commands never compile.
     """
     left_alone: list[Callable[P, T]] = []
 

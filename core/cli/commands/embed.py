@@ -88,9 +88,6 @@ def _open(name: str, runs: Path, device: str | None, features: str | None) -> Em
     from dipole.core.train.trained_run import load_run
 
     _, adapter, objective = load_run(found, device)
-    adapter.module.eval()
-    if objective is not None:
-        objective.eval()
     return adapter.embedder(features, objective)
 
 

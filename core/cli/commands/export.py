@@ -73,9 +73,6 @@ def _write(arguments: argparse.Namespace, folder: RunFolder, out: Path) -> str |
     from dipole.core.utils.files import disk_refusing
 
     record, adapter, objective = load_run(folder, "cpu")
-    adapter.module.eval()
-    if objective is not None:
-        objective.eval()
     with disk_refusing(f"cannot export to {out}", option="--out"), _filled(out) as temporary:
         adapter.export(arguments.to, temporary, record, objective)
         if arguments.license is not None:

@@ -88,12 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def package_of(name: str) -> str:
-    """Return the import name of a distribution.
-
-    Raises:
-        ConfigError: the name has other characters than letters, digits and single '-' or '_'; or Python, the system,
-            an installed package, or a dependency of dipole or of the new package has it.
-    """
+    """Return the import name of a distribution. Raise ConfigError if it is no possible name, or is taken."""
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9]*([-_][A-Za-z0-9]+)*", name, re.ASCII) or len(name) > 60:
         raise ConfigError(
             f"{name!r} names no package: letters, digits and single '-' or '_' between them, a letter first, at most "
