@@ -6,7 +6,7 @@ Lengths and periods of [train] are environment steps, as the papers count: `step
 import hashlib
 import json
 from collections.abc import Iterator
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
@@ -35,12 +35,11 @@ from dipole.rl.envs.registry import find
 from dipole.rl.envs.running.faults import guarded
 from dipole.rl.envs.running.validate import stack
 from dipole.rl.envs.running.workers import WorkerVecEnv
-from dipole.rl.episodes.at_once import evaluate_each
 from dipole.rl.episodes.history import SCORES, Evaluation, scores
-from dipole.rl.episodes.play import evaluate
+from dipole.rl.episodes.play import evaluate, evaluate_each
 from dipole.rl.export import export_hub, export_sb3
 from dipole.rl.exported import NO_VECTORS
-from dipole.rl.networks import PixelEncoder
+from dipole.rl.inputs import require_size
 from dipole.rl.sampling import FrameBatch
 from dipole.rl.seen import parts
 
@@ -121,7 +120,7 @@ class RLAdapter(Adapter):
             seen = augmentation.resolve(
                 config.augmentation, channels, rendered, config.image_size, config.crop_inclusive
             )
-            _build_encoder(channels, rendered, seen.size, config.features, config.layers, config.filters)
+            require_size(seen.size, config.layers)
         return Sketch(config.features, _example, (batch_size, config.positives))
 
     def fit(self, run: "Run") -> None:
@@ -262,17 +261,6 @@ class RLAdapter(Adapter):
             export_sb3(agent, folder, record, self.data_info())
             return
         export_hub(agent, folder, record, self.data_info(), self._evaluation_env, self.config.episodes, self.seed.probe)
-
-
-@cache
-def _build_encoder(channels: int, rendered: int, seen: int, features: int, layers: int, filters: int) -> None:
-    """Raise ConfigError if the images are too small for the convolutions."""
-    space = gymnasium.spaces.Box(0, 255, (channels, rendered, rendered), np.uint8)
-    try:
-        with torch.device("meta"):
-            PixelEncoder(space, features, seen, layers, filters)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
 
 
 def _example(objective: Composite, dim: int, count: int, positives: int | None) -> Pairs:

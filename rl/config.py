@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from dipole.core.utils.errors import ConfigError
-from dipole.rl import zoo
 from dipole.rl.envs.registry import find
+from dipole.rl.sb3_names import read_zoo
 from dipole.rl.settings import DEFAULT, PRESETS, AgentTable, Storage
 
 # Keywords of an environment's factory, where it has them.
@@ -117,4 +117,4 @@ _RATES = {(preset, "cheetah-run"): 2e-4 for preset in ("curl", "paper")}
 
 def _of_file(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read the file of hyper-parameters: settings of the agent, and of [train]."""
-    return zoo.read(str(given["hyperparameters"]), str(given.get("task", "dot")))
+    return read_zoo(str(given["hyperparameters"]), str(given.get("task", "dot")))

@@ -16,15 +16,6 @@ from dipole.rl.sampling import FrameBatch
 from dipole.rl.seen import joined
 
 
-def noise_at(step: int, start: float, end: float, steps: int) -> float:
-    """Standard deviation of the exploration noise, linear(start, end, steps) of Yarats et al. 2021.
-
-    sigma_t = (1 - m) start + m end,  m = min(t / steps, 1)
-    """
-    mixed = min(step / steps, 1.0)
-    return (1 - mixed) * start + mixed * end
-
-
 class ContrastiveDrQ(PixelAgent, TD3):
     """DrQ-v2 (Yarats et al. 2021) with any contrastive objective on its encoder, as a sum with the critic's loss.
 
@@ -76,8 +67,12 @@ class ContrastiveDrQ(PixelAgent, TD3):
 
     @property
     def noise(self) -> float:
-        """Standard deviation of the actions' noise after the agent steps so far."""
-        return noise_at(self.num_timesteps, self.noise_start, self.noise_end, self.noise_steps)
+        """Standard deviation of the actions' noise after t agent steps, as Yarats et al. 2021.
+
+        sigma_t = (1 - m) start + m end,  m = min(t / steps, 1)
+        """
+        mixed = min(self.num_timesteps / self.noise_steps, 1.0)
+        return (1 - mixed) * self.noise_start + mixed * self.noise_end
 
     def predict(self, *arguments: Any, **settings: Any) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
         self.policy.actor.std = self.noise

@@ -1,18 +1,27 @@
-"""The part of an environment's observations that an agent sees: its setting `inputs`."""
+"""The part of an environment's observations that an agent sees (its setting `inputs`), and VecNormalize below it."""
 
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecExtractDictObs
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.vec_env import (
+    VecEnv,
+    VecEnvWrapper,
+    VecExtractDictObs,
+    VecNormalize,
+    unwrap_vec_normalize,
+)
 
 from dipole.core.utils.errors import ConfigError
-from dipole.rl.envs.running.normalized import require_normalized_last
 from dipole.rl.envs.running.validate import image_keys
+from dipole.rl.frames import Size, extents
+from dipole.rl.networks import map_side
 from dipole.rl.seen import ObservationShape, layout, parts
 from dipole.rl.settings import Inputs
 
 _ALLOWED = "Allowed: an image (uint8, 0 to 255), a vector (a Box or MultiBinary), or a Dict of one image and vectors."
+_FIX = "Make VecNormalize the outermost wrapper, of VecFrameStack(env, 3) or, for (H, W, C), VecTransposeImage(env)."
 
 
 class VecKeepDictObs(VecEnvWrapper):
@@ -102,6 +111,14 @@ def require_policy(policy: Any, learner: str, seen: ObservationShape) -> None:
         raise ConfigError(f"policy must be {known}, got {policy!r}: {learner} learns from {named(seen)}.")
 
 
+def require_size(size: Size, layers: int) -> None:
+    """Raise ConfigError for images that are too small for the convolutions."""
+    try:
+        map_side(min(extents(size)), layers)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
 def require_image(seen: ObservationShape, learner: str) -> None:
     """Raise ConfigError if there is no image for the contrast."""
     if seen.image is None:
@@ -133,3 +150,66 @@ def named(seen: ObservationShape) -> str:
     if seen.image is None:
         return "vectors"
     return "pixels and vectors" if seen.vectors else "pixels"
+
+
+def original(normalizer: VecNormalize, seen: Any) -> Any:
+    """Return observations as replay stores them: without normalisation, but as the wrappers above leave them.
+
+    SB3 stores what VecNormalize got, which has another shape if a wrapper above stacks, transposes or selects. `seen`
+    are the observations (n_envs, ...) of the outermost wrapper, an array or a dictionary.
+    """
+    raw, names = parts(normalizer.get_original_obs()), _normalized(normalizer)
+    found = {key: raw[key] if key in names else each for key, each in parts(seen).items()}
+    return found.get("", found)
+
+
+def require_normalized_last(env: VecEnv) -> None:
+    """Raise ConfigError if a wrapper above VecNormalize changes what it normalises."""
+    normalizer = unwrap_vec_normalize(env)
+    if normalizer is None:
+        return
+    own, seen, names = parts(normalizer.observation_space), parts(env.observation_space), _normalized(normalizer)
+    changed = [key for key in seen if key in names and seen[key] != own[key]]
+    if "" in seen and "" not in own:
+        changed += [key for key in names if own[key] == seen[""]]
+    if changed:
+        raise ConfigError(
+            f"a wrapper above VecNormalize changes normalised observations{_named(changed)}, which replay cannot undo. "
+            f"{_FIX}"
+        )
+
+
+def require_stored_as_seen(model: BaseAlgorithm) -> None:
+    """Raise ConfigError if SB3's own replay would get observations of another shape than the agent's.
+
+    An agent of dipole stores them as `original` returns them.
+    """
+    normalizer = model.get_vec_normalize_env()
+    if normalizer is None or getattr(model, "replay_buffer", None) is None or hasattr(model, "_keep_original"):
+        return
+    own, seen = (
+        {key: each.shape for key, each in parts(space).items()}
+        for space in (normalizer.observation_space, model.observation_space)
+    )
+    if own != seen:
+        raise ConfigError(
+            f"stable-baselines3 stores observations of VecNormalize, {_shapes(own)}, and the agent sees those of a "
+            f"wrapper above it, {_shapes(seen)}: its replay cannot hold them. {_FIX}"
+        )
+
+
+def _normalized(normalizer: VecNormalize) -> set[str]:
+    """Keys of the normalised observations, "" if they are no dictionary."""
+    if not normalizer.norm_obs:
+        return set()
+    if isinstance(normalizer.observation_space, spaces.Dict):
+        return set(normalizer.norm_obs_keys or ())
+    return {""}
+
+
+def _named(keys: list[str]) -> str:
+    return "" if keys == [""] else f" ({', '.join(keys)})"
+
+
+def _shapes(found: dict[str, Any]) -> str:
+    return str(found[""]) if "" in found else str(found)

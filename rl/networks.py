@@ -72,9 +72,7 @@ class PixelEncoder(BaseFeaturesExtractor):
         if seen.image is None:
             self.fc, self.ln = nn.Identity(), nn.Identity()  # type: ignore[assignment]
             return
-        height, width = ((each - 3) // 2 + 1 - 2 * (layers - 1) for each in self.sides)
-        if min(height, width) < 1:
-            raise ValueError(f"images of {min(self.sides)} pixels are too small for {layers} convolutions of 3x3.")
+        height, width = (map_side(each, layers) for each in self.sides)
         self.convs.append(nn.Conv2d(seen.shape[0], filters, 3, stride=2))
         self.convs.extend(nn.Conv2d(filters, filters, 3) for _ in range(layers - 1))
         self.fc = nn.Linear(filters * height * width, features_dim)
@@ -134,6 +132,14 @@ class PixelEncoder(BaseFeaturesExtractor):
         height, width = self.sides
         top, left = (images.shape[-2] - height) // 2, (images.shape[-1] - width) // 2
         return images[..., top : top + height, left : left + width]
+
+
+def map_side(pixels: int, layers: int) -> int:
+    """Return the height or width of the last feature maps. Raise ValueError for images that are too small."""
+    side = (pixels - 3) // 2 + 1 - 2 * (layers - 1)
+    if side < 1:
+        raise ValueError(f"images of {pixels} pixels are too small for {layers} convolutions of 3x3.")
+    return side
 
 
 class CentredEncoder(PixelEncoder):

@@ -39,7 +39,7 @@ from dipole.rl.contrast import (
     unregistered,
 )
 from dipole.rl.envs.running.checked import CheckedEnvironments
-from dipole.rl.inputs import require_image, require_policy, seen_by
+from dipole.rl.inputs import require_image, require_policy, require_size, seen_by
 from dipole.rl.networks import PixelEncoder
 from dipole.rl.replay import FrameReplayBuffer
 from dipole.rl.sampling import FrameBatch
@@ -135,6 +135,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             self._augment = resolve(
                 self.augmentation, channels, one_number(height, width), self.image_size, self.crop_inclusive
             )
+            require_size(self._augment.size, self.layers)
         if self.precision == "bf16" and not bf16_is_native(self.device):
             warnings.warn(
                 f"precision='bf16' is emulated on this {self.device.type} (neither avx512_bf16 nor AMX) and will be "
@@ -155,12 +156,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         with warnings.catch_warnings():
             # SB3 sets up returns of n steps for its own replay only. Ours gets n and gamma with each draw.
             warnings.filterwarnings("ignore", message="`n_steps=")
-            try:
-                super()._setup_model()
-            except ValueError as error:
-                if "pixels are too small" in str(error):
-                    raise ConfigError(str(error)) from None
-                raise
+            super()._setup_model()
         self.replay_buffer_kwargs = replay_keywords
         contrast = given_composite(self.objective) if self._given is None else self._given
         if contrast is not None:

@@ -166,7 +166,7 @@ class FrameReplayBuffer(FrameSampler):
         self._written = np.zeros(self.n_envs, np.int64)  # planes ever stored
         self._newest: list[NDArray[np.uint8] | None] = [None] * self.n_envs  # next observation of the last step
         self._room: int | None = None
-        self.files: tuple[Path, list[dict[str, Any]]] = Path(), []  # of the last checkpoint, see `segments`
+        self.files: tuple[Path, list[dict[str, Any]]] = Path(), []  # of the last checkpoint, see `snapshots`
 
     def size(self) -> int:
         return int((self._head - self._tail).max())

@@ -7,21 +7,24 @@ replay's). No code in any of them is run.
 """
 
 import json
+import os
 import re
 import shutil
 import warnings
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from dipole.core.objectives.objective import Composite, Objective
 from dipole.core.utils.errors import CheckpointError
-from dipole.core.utils.files import disk_refusing, remove_scratch, replacing
+from dipole.core.utils.files import disk_refusing, file_hash, remove_scratch, replacing
 from dipole.core.utils.received import read_json
 from dipole.core.utils.seeding import rng_state, set_rng_state
-from dipole.rl import description, plain_state, segments
+from dipole.rl import description, plain_state
 from dipole.rl.algorithms import open_agent
 from dipole.rl.arguments import check_integers
 from dipole.rl.callbacks.contrastive import learned_states
@@ -30,15 +33,20 @@ from dipole.rl.envs.running.validate import rows_of
 from dipole.rl.envs.running.workers import WorkerVecEnv
 from dipole.rl.pixel_agent import PixelAgent
 from dipole.rl.plain_state import noise_state, set_noise_state
+from dipole.rl.replay import FrameReplayBuffer
 
 KEEP = 2
 _FORMAT = 5
 _PARTS = ("agent.zip", *plain_state.files("replay"), *plain_state.files("state"))
 _NAME = re.compile(r"agent-\d{9,}")
+_REPLAY = re.compile(r"replay-\d+-\d+\.npz")
 _COUNTERS = (
     "num_timesteps", "_episode_num", "_n_updates", "environment_steps", "faults", "ep_info_buffer", "ep_success_buffer",
     "_last_episode_starts", "_current_progress_remaining", "_total_timesteps",
 )  # fmt: skip
+Segment = dict[str, Any]
+"""A file as the manifest has it: its name, bytes and sha256, and the steps and planes of each environment in it, from
+the first to before the last."""
 
 
 def save(agent: PixelAgent, folder: str | Path) -> Path:
@@ -64,7 +72,7 @@ def save(agent: PixelAgent, folder: str | Path) -> Path:
         plain_state.write(temporary, "replay", agent.replay_buffer.counters())
         plain_state.write(temporary, "state", _state(agent))
         sizes = {name: (temporary / name).stat().st_size for name in _PARTS}
-        written = segments.write(temporary, agent.replay_buffer)
+        written = write_replay(temporary, agent.replay_buffer)
         told = {"format": _FORMAT, "bytes": sizes, "replay": written}
         (temporary / "manifest.json").write_text(json.dumps(told))
     agent.replay_buffer.files = folder, written
@@ -115,7 +123,7 @@ def restore(agent: PixelAgent, folder: str | Path) -> None:
     with description.readable(f"the checkpoint {folder} cannot be read"):
         description.load_weights(agent, folder / "agent.zip")
         agent.replay_buffer.load_counters(plain_state.read(folder, "replay"))
-        segments.read(folder, agent.replay_buffer, manifest["replay"])
+        read_replay(folder, agent.replay_buffer, manifest["replay"])
         _take(agent, plain_state.read(folder, "state"))
 
 
@@ -138,7 +146,7 @@ def check(folder: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = read_json(folder / "manifest.json")
         known, sizes = manifest["format"], dict(manifest["bytes"])
-        parts = segments.sizes(manifest["replay"]) if known == _FORMAT else {}
+        parts = replay_sizes(manifest["replay"]) if known == _FORMAT else {}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(
             f"{folder} is no checkpoint of an agent: its manifest.json is missing or damaged."
@@ -155,6 +163,66 @@ def check(folder: Path) -> dict[str, Any]:
                 f"the checkpoint {folder} is incomplete: {name} has {found} of {size} bytes. Use another one."
             )
     return manifest
+
+
+def write_replay(folder: Path, buffer: FrameReplayBuffer) -> list[Segment]:
+    """Write a replay into a folder. Return its files, for `buffer.files` once the folder is in its place.
+
+    Each file is written once, and later checkpoints have hard links to it (or copies): either folder can be removed.
+    Overwritten parts of the ring are not linked any more.
+    """
+    (first, last), planes = buffer._extent
+    source, written = buffer.files
+    kept = []
+    for each in written:
+        newer = (last > least for (_, last), (least, _) in zip(each["planes"], planes, strict=True))
+        if each["steps"][1] > first or any(newer):
+            kept.append(each)
+    places = [source / each["file"] for each in kept]
+    sizes = [path.stat().st_size if path.is_file() else -1 for path in places]
+    if sizes != [each["bytes"] for each in kept] or (kept and kept[0]["steps"][0] > first):
+        kept = []  # a file was removed or changed: write everything again
+    for each in kept:
+        try:
+            os.link(source / each["file"], folder / each["file"])
+        except OSError:
+            shutil.copyfile(source / each["file"], folder / each["file"])
+    start = first
+    if kept:
+        start = kept[-1]["steps"][1]
+        planes = tuple((done, end) for (_, done), (_, end) in zip(kept[-1]["planes"], planes, strict=True))
+    if start < last or any(begin < end for begin, end in planes):
+        path = folder / f"replay-{start:09d}-{last:09d}.npz"
+        arrays: dict[str, Any] = buffer._part((start, last), planes)
+        np.savez(path, **arrays)
+        new = {"file": path.name, "bytes": path.stat().st_size, "sha256": file_hash(path)}
+        kept.append({**new, "steps": (start, last), "planes": planes})
+    return kept
+
+
+def read_replay(folder: Path, buffer: FrameReplayBuffer, told: list[Segment]) -> None:
+    """Put the files of a manifest into a replay after `load_counters`. Raise CheckpointError for a damaged file."""
+    for one, two in pairwise(told):
+        if one["steps"][1] != two["steps"][0]:
+            raise ValueError(f"{one['file']} and {two['file']} do not follow each other")
+    for each in told:
+        if file_hash(folder / each["file"]) != each["sha256"]:
+            raise CheckpointError(
+                f"the checkpoint {folder} is damaged: the content of {each['file']} does not match its checksum. Use "
+                "another one."
+            )
+        with np.load(folder / each["file"], allow_pickle=False) as arrays:
+            buffer._load_part(arrays, each["steps"], each["planes"])
+    buffer.files = folder, told
+
+
+def replay_sizes(told: Any) -> dict[str, int]:
+    """Return names and bytes of the files in a manifest. Raise ValueError for a wrong name."""
+    found = {str(each["file"]): int(each["bytes"]) for each in told}
+    for name in found:
+        if not _REPLAY.fullmatch(name):
+            raise ValueError(f"{name!r} is no part of a replay")
+    return found
 
 
 def named(folder: Path, name: Any) -> Path:

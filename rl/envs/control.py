@@ -26,6 +26,8 @@ _EPISODE_FIELDS = (
 _UNBOUNDED = 1e6
 # The suite's episodes last 1000 control steps. The lqr tasks have no limit of their own.
 _TIME_LIMIT = 1000
+# Types of a task's attributes that are its state.
+_PLAIN = (type(None), bool, int, float, str, np.ndarray, np.number)
 # The lqr tasks draw the stiffness of their springs when they are loaded, before anything else.
 _STIFFNESS = (15, 25)
 
@@ -140,7 +142,7 @@ class ControlEnv(StackedEnv):
         self._playing = True
         if self.inputs != "state":
             self._frames.extend([self._frame()] * self.frame_stack)
-        return self._observation(), {"environment_steps": 0}
+        return self._observed(self._vector), {"environment_steps": 0}
 
     def _begin_episode(self) -> None:
         """Change the model after the task has set up an episode (for subclasses)."""
@@ -161,7 +163,8 @@ class ControlEnv(StackedEnv):
         self._keep(step)
         if self.inputs != "state":
             self._frames.append(self._frame())
-        return self._observation(), float(reward), terminated, truncated, {"environment_steps": taken}
+        info = {"environment_steps": taken}
+        return self._observed(self._vector), float(reward), terminated, truncated, info
 
     def render(self) -> NDArray[np.uint8] | None:
         if self.render_mode is None:
@@ -177,17 +180,30 @@ class ControlEnv(StackedEnv):
         return np.ascontiguousarray(self._camera(self.size).render().transpose(2, 0, 1))  # (3, size, size)
 
     def _camera(self, size: int) -> Any:
-        if size not in self._cameras:
-            self._cameras[size] = _camera(self._physics, size, self._view, self._rendering)
-        return self._cameras[size]
+        """Return the camera of a size, made once: physics.render() builds and frees a scene at every call."""
+        if size in self._cameras:
+            return self._cameras[size]
+        import mujoco
+        from dm_control.mujoco import engine
+        from dm_control.mujoco.wrapper.core import Error as WrapperError
+
+        try:
+            view = engine.Camera(self._physics, height=size, width=size, camera_id=self._view)
+        except (ValueError, WrapperError) as error:
+            raise ConfigError(f"camera {self._view!r} does not exist in this task: {error}") from error
+        if self._rendering == "fast":
+            view.scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0
+            view.scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
+            # Bodies are meshed once, with the camera's context, and tendons (the cup's string) at every frame.
+            quality = self._physics.model.vis.quality
+            quality.numslices, quality.numstacks = 10, 5
+        self._cameras[size] = view
+        return view
 
     def _keep(self, step: Any) -> None:
         """Store the task's own observation if it is shown."""
         if self.inputs != "pixels":
             self._vector = np.concatenate([np.ravel(each) for each in step.observation.values()]).astype(np.float32)
-
-    def _observation(self) -> Any:
-        return self._observed(self._vector)
 
     def get_state(self) -> dict[str, Any]:
         """Everything a bit-exact continuation needs: physics, model changes, task, counters, frames, generators."""
@@ -196,7 +212,7 @@ class ControlEnv(StackedEnv):
         return {
             "physics": self._physics.get_state(mujoco.mjtState.mjSTATE_INTEGRATION),
             "model": {name: np.array(getattr(self._physics.model, name)) for name in _EPISODE_FIELDS},
-            "task": {key: value for key, value in vars(self._control.task).items() if _plain(value)},
+            "task": {key: value for key, value in vars(self._control.task).items() if isinstance(value, _PLAIN)},
             "random": self._control.task.random.get_state(),
             "control": (self._control._step_count, self._control._reset_next_step),
             "frames": list(self._frames),
@@ -233,28 +249,6 @@ class ControlEnv(StackedEnv):
         self._playing = not self._control._reset_next_step and self._steps < self._limit
         self.np_random.bit_generator.state = state["np_random"]
         self._vector = state.get("vector", self._vector)
-
-
-def _camera(physics: Any, size: int, camera: int | str, rendering: str) -> Any:
-    """Make a camera for the life of the environment: physics.render() builds and frees a scene at every call."""
-    import mujoco
-    from dm_control.mujoco import engine
-    from dm_control.mujoco.wrapper.core import Error as WrapperError
-
-    try:
-        view = engine.Camera(physics, height=size, width=size, camera_id=camera)
-    except (ValueError, WrapperError) as error:
-        raise ConfigError(f"camera {camera!r} does not exist in this task: {error}") from error
-    if rendering == "fast":
-        view.scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0
-        view.scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
-        # Bodies are meshed once, with the camera's context, and tendons (the cup's string) at every frame.
-        physics.model.vis.quality.numslices, physics.model.vis.quality.numstacks = 10, 5
-    return view
-
-
-def _plain(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str, np.ndarray, np.number))
 
 
 for _task in tasks.names():

@@ -20,7 +20,7 @@ from dipole.rl import DotEnv, EvaluationCallback, episodes, make_env
 from dipole.rl.callbacks.evaluating import diagnose
 from dipole.rl.envs.running.workers import WorkerVecEnv
 from dipole.rl.episodes import Evaluation, aggregate, evaluate, score_at, scores
-from dipole.rl.episodes.at_once import episode_seed, evaluate_each
+from dipole.rl.episodes.play import episode_seed, evaluate_each
 from dipole.rl.episodes.trial import trial
 from tests.rl.in_workers import Failing
 from tests.runs import refused

@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 
 from dipole.core.utils.errors import CheckpointError, TrainingError
-from dipole.rl import CheckpointCallback, DotEnv, make_env, plain_state, resume, segments, snapshots
+from dipole.rl import CheckpointCallback, DotEnv, make_env, plain_state, resume, snapshots
 from dipole.rl.plain_state import read, write
 from dipole.rl.replay import FrameReplayBuffer
 from tests.rl.conftest import same, tiny
@@ -43,7 +43,7 @@ def filled(steps, buffer=None, n_envs=1, size=60, seed=0):
 
 def kept(folder, buffer):
     folder.mkdir()
-    written = segments.write(folder, buffer)
+    written = snapshots.write_replay(folder, buffer)
     buffer.files = folder, written
     return written
 
@@ -63,7 +63,7 @@ def test_a_chain_of_saves_is_the_buffer_through_every_turn_of_the_ring(tmp_path,
         other = FrameReplayBuffer(60 * n_envs, SPACE, ACTION, "cpu", n_envs, seed=9)
         plain_state.write(tmp_path / str(number), "replay", buffer.counters())
         other.load_counters(plain_state.read(tmp_path / str(number), "replay"))
-        segments.read(tmp_path / str(number), other, told)
+        snapshots.read_replay(tmp_path / str(number), other, told)
         assert len(other) == len(buffer) == min(17 * (number + 1), 60) * n_envs
         twin = pickle.loads(pickle.dumps(buffer))
         draw_alike(other, twin)
@@ -91,7 +91,7 @@ def test_a_save_writes_the_new_steps_alone_and_links_the_others(tmp_path):
     other = filled(0, size=400)
     refused(TrainingError, "needs", other.load_counters, buffer.counters() | {"ring": 10**15})
     other.load_counters(buffer.counters())
-    segments.read(tmp_path / "two", other, second)
+    snapshots.read_replay(tmp_path / "two", other, second)
     assert len(other) == 50
 
 
@@ -107,7 +107,7 @@ def test_missing_file_makes_save_write_everything_and_a_refused_link_copies(tmp_
     def refused(*paths):
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(segments.os, "link", refused)
+    monkeypatch.setattr(snapshots.os, "link", refused)
     filled(5, buffer)
     written = kept(tmp_path / "four", buffer)
     assert [each["steps"] for each in written] == [(0, 35), (35, 40)]

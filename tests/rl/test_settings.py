@@ -14,11 +14,12 @@ from torch import nn
 
 from dipole.core.train.recipe import load_recipe, resolve
 from dipole.core.utils.errors import ConfigError
-from dipole.rl import CheckpointCallback, ContrastiveDrQ, ContrastiveSAC, DotEnv, make_env, resume, snapshots, zoo
+from dipole.rl import CheckpointCallback, ContrastiveDrQ, ContrastiveSAC, DotEnv, make_env, resume, snapshots
 from dipole.rl.algorithms import open_agent
 from dipole.rl.config import RLConfig
 from dipole.rl.export import save_plain
 from dipole.rl.sampling import FrameBatch
+from dipole.rl.sb3_names import read_zoo
 from dipole.rl.settings import CURL_OBJECTIVE, DEFAULT, FIXED, PRESETS, USERS, AgentSettings, AgentTable, attributes
 from dipole.rl.settings import resolve as settings_of
 from tests.rl.conftest import assert_resumes, same, tiny
@@ -318,7 +319,7 @@ def test_entry_of_a_file_sets_what_the_recipe_leaves_out(tmp_path):
 def test_unreadable_files_raise_errors(tmp_path, text, task, said):
     if text is not None:
         (tmp_path / "some.yml").write_text(text)
-    refused(ConfigError, said, zoo.read, tmp_path / "some.yml", task)
+    refused(ConfigError, said, read_zoo, tmp_path / "some.yml", task)
 
 
 def test_cheetah_has_its_own_learning_rate():

@@ -12,7 +12,6 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.rl.arguments import check_integers
 from dipole.rl.envs.running.faults import describe, fault_message, guarded
-from dipole.rl.envs.running.normalized import original
 from dipole.rl.envs.running.validate import (
     require_contained,
     require_finite_observation,
@@ -20,7 +19,7 @@ from dipole.rl.envs.running.validate import (
     rows_of,
     validate,
 )
-from dipole.rl.inputs import require_kinds, shown_to
+from dipole.rl.inputs import original, require_kinds, shown_to
 from dipole.rl.plain_state import noise_state, set_noise_state
 from dipole.rl.settings import Inputs
 

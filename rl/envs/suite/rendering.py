@@ -140,27 +140,24 @@ def choose_backend() -> str:
                 "MUJOCO_GL=glfw is set, but there is no display to open a window on. Unset it: what works here without "
                 "one is then chosen."
             )
-        _name_device(chosen)
-        return chosen
-    for name, works in BACKENDS.items():
-        if works():
+    else:
+        chosen = next((name for name, works in BACKENDS.items() if works()), "")
+        if chosen:
             # PyOpenGL reads its own variable and keeps the first platform it loads.
-            os.environ["MUJOCO_GL"] = name
-            os.environ.setdefault("PYOPENGL_PLATFORM", name)
-            _name_device(name)
-            return name
-    if _display():
-        os.environ["MUJOCO_GL"] = "glfw"
-        return "glfw"
-    raise RenderingError(f"neither EGL nor OSMesa works on this machine, so no environment can be drawn. {_cure()}")
-
-
-def _name_device(backend: str) -> None:
-    """Draw on the GPU that the process computes on, unless MUJOCO_EGL_DEVICE_ID names a device."""
-    if backend == "egl" and os.environ.get("CUDA_VISIBLE_DEVICES") and "MUJOCO_EGL_DEVICE_ID" not in os.environ:
-        device = choose_device(egl_devices(), os.environ["CUDA_VISIBLE_DEVICES"])
+            os.environ.setdefault("PYOPENGL_PLATFORM", chosen)
+        elif _display():
+            chosen = "glfw"
+        else:
+            raise RenderingError(
+                f"neither EGL nor OSMesa works on this machine, so no environment can be drawn. {_cure()}"
+            )
+        os.environ["MUJOCO_GL"] = chosen
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen == "egl" and visible and "MUJOCO_EGL_DEVICE_ID" not in os.environ:
+        device = choose_device(egl_devices(), visible)  # the GPU that the process computes on
         if device is not None:
             os.environ["MUJOCO_EGL_DEVICE_ID"] = str(device)
+    return chosen
 
 
 def _display() -> bool:
