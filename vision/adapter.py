@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
@@ -33,7 +34,7 @@ from dipole.vision.data import DataConfig, Parts, expected
 from dipole.vision.decoding import Encoded
 from dipole.vision.encoders import Encoder
 from dipole.vision.evaluation import FrameworkEvaluation, transformed
-from dipole.vision.export import FORMATS, TrainedModel, export_as
+from dipole.vision.export import FORMATS, TrainedModel
 from dipole.vision.frameworks.base import Batch, Branch, Framework, Setup
 from dipole.vision.frameworks.clip import CLIP
 from dipole.vision.frameworks.queue import Queue
@@ -339,7 +340,7 @@ class VisionAdapter(Adapter):
 
     def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
         model = TrainedModel(self.config, self.module, self.images, self.size, self.data_info(), self.draw)
-        export_as(to, model, folder, record, objective)
+        import_module(f"dipole.vision.export.{to}").export(model, folder, record, objective)
 
 
 def _copy_statistics(module: nn.Module, other: nn.Module) -> None:

@@ -325,10 +325,7 @@ def crop_features(
     epoch: int,
     batches: Sequence[Tensor],
 ) -> Iterator[Tensor]:
-    """Yield the features (b, d) of random crops of each batch of numbered images, in an epoch of a probe.
-
-    The crops of a batch depend only on (seed, epoch, place of the batch) and are drawn on the CPU.
-    """
+    """Yield the features (b, d) of random crops of each batch, which depend on (seed, epoch, place of the batch)."""
 
     def views() -> Iterator[Tensor]:
         for place, index in enumerate(batches):

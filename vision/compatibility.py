@@ -13,20 +13,13 @@ from dipole.vision.frameworks import Framework, by_name
 from dipole.vision.frameworks.base import AnyPairs
 from dipole.vision.image_set import ImageSet
 
-IMAGES = 6
-
 
 @torch.no_grad()
 def carriers(
-    objective: Composite,
-    views: int,
-    dim: int,
-    device: torch.device,
-    images: ImageSet | None = None,
-    batch_size: int = IMAGES,
+    objective: Composite, views: int, dim: int, device: torch.device, images: ImageSet, batch_size: int
 ) -> dict[str, int]:
     """Return the frameworks that can carry an objective on images, and the number of views that each needs."""
-    labels = torch.arange(batch_size) % 2 if images is None else images.labels
+    labels = images.labels
     if labels is not None:
         # A spread over all classes.
         labels = labels.sort().values[torch.linspace(0, len(labels) - 1, batch_size).long()].to(device)
@@ -49,14 +42,13 @@ def _rows(count: int, dim: int, device: torch.device | None, *shape: int) -> Ten
     return torch.randn(count, *shape, dim, device=device)
 
 
-def _can_train(framework: type[Framework], images: ImageSet | None, views: int, batch_size: int) -> bool:
+def _can_train(framework: type[Framework], images: ImageSet, views: int, batch_size: int) -> bool:
     """Return whether a framework can train on images with a number of views, or of positives and the anchor."""
     most = {"views": MOST_VIEWS, "": None}.get(framework.positives_key, batch_size)
     if "augmented" not in framework.pairs or (most is not None and not 1 < views <= most):
         return False
     try:
-        if images is not None:
-            framework.check_images(images)
+        framework.check_images(images)
     except ConfigError:
         return False
     return True

@@ -7,7 +7,6 @@ from pathlib import Path
 from dipole.core.record import RunRecord
 from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import train
-from dipole.core.train.run_folder import DEFAULT_RUNS
 from dipole.core.utils.drawing import check_drawing, new_figure
 from dipole.core.utils.text import counted, text_table
 
@@ -17,26 +16,16 @@ BASELINES = {"untrained encoder": "untrained", "raw pixels": "raw"}
 SAME, DIFFERENT = "#1b6ca8", "#d1603d"
 
 
-def demo(
-    runs: Path = DEFAULT_RUNS,
-    picture: Path = Path("demo.png"),
-    *,
-    recipe: str = "digits-simclr",
-    objectives: Sequence[str] = OBJECTIVES,
-    overrides: Sequence[str] = (),
-    quiet: bool = False,
-) -> list[RunRecord]:
-    """Train `recipe` once per objective, print accuracies with the baselines and draw the distance histograms."""
+def demo(runs: Path, picture: Path) -> None:
+    """Train the digits once per objective, print accuracies with the baselines and draw the distance histograms."""
     check_drawing()
     records = []
-    for number, objective in enumerate(objectives, 1):
-        config = load_recipe(recipe, [*overrides, f"objective={objective}"]).config
-        if not quiet:
-            print(f"[{number}/{len(objectives)}] {config.objective}", file=sys.stderr, flush=True)
-        records.append(train(config, runs, quiet=quiet))
+    for number, objective in enumerate(OBJECTIVES, 1):
+        config = load_recipe("digits-simclr", [f"objective={objective}"]).config
+        print(f"[{number}/{len(OBJECTIVES)}] {config.objective}", file=sys.stderr, flush=True)
+        records.append(train(config, runs))
     print(table(records))
     draw_histograms(records, picture)
-    return records
 
 
 def table(records: Sequence[RunRecord]) -> str:
@@ -47,39 +36,29 @@ def table(records: Sequence[RunRecord]) -> str:
         *((record.objective, record, "") for record in records),
         *((label, first, f"{name}/") for label, name in BASELINES.items()),
     ]:
-        values = [record.results.get(f"{prefix}{name}") for name in COLUMNS.values()]
-        rows.append((label, *("-" if value is None else f"{100 * value:.1f} %" for value in values)))
+        values = [record.results[f"{prefix}{name}"] for name in COLUMNS.values()]
+        rows.append((label, *(f"{100 * value:.1f} %" for value in values)))
     title = f"{first.name}: test accuracy of frozen features, seed {first.seed}, {counted(first.epochs, 'epoch')}"
     return f"{title}\n\n{text_table(rows)}\n"
 
 
 def draw_histograms(records: Sequence[RunRecord], path: Path) -> None:
     """Draw the distances of test images of the same class and of different classes, one panel per record."""
-    found = [(record, record.histogram) for record in records if record.histogram is not None]
-    columns = min(2, len(found))
-    rows = -(-len(found) // columns)
-    figure = new_figure(4.6 * columns, 2.9 * rows + 0.7)
-    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for place, axis in enumerate(axes.flat):
-        if place >= len(found):
-            axis.set_visible(False)
-            continue
-        record, histogram = found[place]
+    figure = new_figure(9.2, 6.5)
+    axes = figure.subplots(2, 2, sharex=True, sharey=True)
+    for record, axis in zip(records, axes.flat, strict=True):
+        histogram = record.histogram
+        assert histogram is not None
         parts = {"same class": (histogram.same, SAME), "different classes": (histogram.different, DIFFERENT)}
-        if histogram.same is None:
-            parts = {"all pairs": (histogram.all, SAME)}
         for label, (counts, color) in parts.items():
-            if not counts:
-                continue
-            share = [100 * count / max(1.0, sum(counts)) for count in counts]
+            assert counts is not None
+            share = [100 * count / sum(counts) for count in counts]
             axis.stairs(share, histogram.edges, fill=True, color=color, alpha=0.45, label=label)
             axis.stairs(share, histogram.edges, color=color, linewidth=1.2)
         axis.axvspan(0.1, 0.5, color="0.92", zorder=0, label="margin of DP, 0.1 to 0.5")
-        accuracy = record.results.get("kmeans/accuracy")
         axis.set_title(record.objective, fontsize=9, family="monospace")
-        if accuracy is not None:
-            where = {"transform": axis.transAxes, "ha": "right", "va": "top"}
-            axis.text(0.97, 0.93, f"k-means {100 * accuracy:.0f} %", fontsize=9, **where)
+        where = {"transform": axis.transAxes, "ha": "right", "va": "top"}
+        axis.text(0.97, 0.93, f"k-means {100 * record.results['kmeans/accuracy']:.0f} %", fontsize=9, **where)
         axis.set_xlim(0, 1)
         axis.spines[["top", "right"]].set_visible(False)
     figure.supxlabel("distance D = (1 - cosine) / 2 of two test images' embeddings (no unit)", fontsize=10)

@@ -136,7 +136,7 @@ class FrameworkEvaluation:
                 z = objective.transform(z)
         return z.to(self.features_device)
 
-    def draw(self, path: Path, module: Framework, objective: Any, batch_size: int, when: str, query: int = 0) -> None:
+    def draw(self, path: Path, module: Framework, objective: Any, batch_size: int, when: str) -> None:
         """Write the picture of a query in a mini-batch: the same images and views in every call."""
         config, images = self.config, self.parts.pretrain.images
         generator = self.seed.torch("probe", "picture")
@@ -154,10 +154,9 @@ class FrameworkEvaluation:
             name, (t_pos, t_neg) = str(objective), objective.sharpness()
         draw_query(
             views,
-            neighbourhood(embeddings, query, t_pos, t_neg),
+            neighbourhood(embeddings, t_pos, t_neg),
             path,
             title=f"{name}, {when}; weights with t_pos = {t_pos:g}, t_neg = {t_neg:g}",
-            query=query,
             projection=config.probe.projection,
             seed=self.seed.probe,
         )

@@ -43,7 +43,43 @@ class ImageEmbedder(Embedder):
         self.size = size
 
     def read(self, source: str, column: str | None = None) -> Inputs:
-        return read_images(source, column, self.decoded, self.channels, self.size, self.on_corrupt, self.skipped)
+        """Read one image, all images of a folder and its subfolders by name, or any training source.
+
+        column: of images in a table; None finds it.
+        """
+        path = Path(source).expanduser()
+        files: list[Path] = []
+        if path.is_dir():
+            files = scan(path).images()
+        elif path.is_file() and reader_of(source) is None:
+            files = [path]
+        where = path if path.is_dir() else path.parent
+        total: int | None = len(files)
+        images: Iterator[tuple[str, Callable[[], bytes] | Tensor]] = (
+            (file.relative_to(where).as_posix(), partial(file_bytes, file)) for file in files
+        )
+        if not files:
+            where, total, images = Path(), None, _of_source(source, path, self.decoded, column)
+        elif column is not None:
+            raise OptionError(f"--column {column}: image files have no columns.")
+
+        def rows() -> Iterator[tuple[str, Tensor]]:
+            for name, read in images:
+                if isinstance(read, Tensor):
+                    yield name, fit_channels(name, read, self.channels)
+                    continue
+                found = attempt(read, lambda data: view_of(data, self.decoded, self.size))
+                if not isinstance(found, str):
+                    yield name, to_tensor(found, self.channels)
+                elif self.on_corrupt == "skip":
+                    self.skipped.append(f"{name} ({found})")
+                else:
+                    fix = "Repair it, take it out, or add --on-corrupt skip"
+                    if where / name == path:
+                        fix = f"Give an image that can be read, or {described()}"
+                    raise DataError(f"{where / name} cannot be decoded ({found}). {fix}.")
+
+        return Inputs("path", rows(), total)
 
     def vectors(self, rows: list[Any]) -> Tensor:
         return by_shape(rows, lambda images: self.features(images).flatten(1).float().cpu())
@@ -57,56 +93,6 @@ def by_shape(rows: list[Tensor], function: Callable[[Tensor], Tensor]) -> Tensor
     parts = [function(torch.stack([rows[place] for place in group])) for group in places.values()]
     order = torch.tensor([place for group in places.values() for place in group])
     return torch.cat(parts)[order.argsort()]
-
-
-def read_images(
-    source: str,
-    column: str | None,
-    decoded: int | None,
-    channels: int,
-    size: int | None = None,
-    on_corrupt: str = "refuse",
-    skipped: list[str] | None = None,
-) -> Inputs:
-    """Read one image, all images of a folder and its subfolders in the order of their names, or any training source.
-
-    Return names and images (C, H, W) uint8. decoded, channels, size: as in `ImageEmbedder`. skipped: gets the images
-    that cannot be decoded, with the reason.
-    """
-    told = [] if skipped is None else skipped
-    path = Path(source).expanduser()
-    files: list[Path] = []
-    if path.is_dir():
-        files = scan(path).images()
-    elif path.is_file() and reader_of(source) is None:
-        files = [path]
-    where = path if path.is_dir() else path.parent
-    total: int | None = len(files)
-    images: Iterator[tuple[str, Callable[[], bytes] | Tensor]] = (
-        (file.relative_to(where).as_posix(), partial(file_bytes, file)) for file in files
-    )
-    if not files:
-        where, total, images = Path(), None, _of_source(source, path, decoded, column)
-    elif column is not None:
-        raise OptionError(f"--column {column}: image files have no columns.")
-
-    def rows() -> Iterator[tuple[str, Tensor]]:
-        for name, read in images:
-            if isinstance(read, Tensor):
-                yield name, fit_channels(name, read, channels)
-                continue
-            found = attempt(read, lambda data: view_of(data, decoded, size))
-            if not isinstance(found, str):
-                yield name, to_tensor(found, channels)
-            elif on_corrupt == "skip":
-                told.append(f"{name} ({found})")
-            else:
-                fix = "Repair it, take it out, or add --on-corrupt skip"
-                if where / name == path:
-                    fix = f"Give an image that can be read, or {described()}"
-                raise DataError(f"{where / name} cannot be decoded ({found}). {fix}.")
-
-    return Inputs("path", rows(), total)
 
 
 def _of_source(

@@ -37,10 +37,7 @@ RESNET = "ResNet"
 
 
 def describe(module: nn.Module) -> dict[str, Any]:
-    """Describe a module as JSON values, from which `build` makes one of the same shape.
-
-    Raise ValueError if a layer is not in `LAYERS`.
-    """
+    """Describe a module as JSON values for `build`. Raise ValueError for a layer that is not in `LAYERS`."""
     kind = type(module).__name__
     if type(module) is nn.Sequential:
         return {"kind": CHAIN, "layers": [[name, describe(layer)] for name, layer in module._modules.items()]}

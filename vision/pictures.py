@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dipole.core.utils.drawing import new_figure
-from dipole.core.utils.errors import OptionError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,22 +32,19 @@ class Neighbourhood:
     points: Tensor
     positives: Tensor
     negatives: Tensor
-    t_neg: float = 2.0
+    t_neg: float
 
 
-def neighbourhood(views: Sequence[Tensor], query: int = 0, t_pos: float = 1.0, t_neg: float = 2.0) -> Neighbourhood:
-    """Return the weights of the positives and negatives of the image `query`.
+def neighbourhood(views: Sequence[Tensor], t_pos: float, t_neg: float) -> Neighbourhood:
+    """Return the weights of the positives and negatives of the first image.
 
     Formula (CACR Eqs. 3, 5), d2 = ||x - y||^2 on the unit sphere: pi+_p ~ e^{t_pos d2_p}, pi-_j ~ e^{-t_neg d2_j}.
     Positives are its rows in views 2, 3, ... (B, d), negatives the other rows of view 2.
     """
-    images = len(views[0])
-    if not 0 <= query < images:
-        raise OptionError(f"query must be one of the {images} images, 0 to {images - 1}, got {query}.")
     unit = [F.normalize(view.detach().float(), dim=1) for view in views]
-    anchor = unit[0][query]
-    positives = torch.stack([view[query] for view in unit[1:]])
-    negatives = unit[1][torch.arange(images) != query]
+    anchor = unit[0][0]
+    positives = torch.stack([view[0] for view in unit[1:]])
+    negatives = unit[1][1:]
     return Neighbourhood(
         torch.cat([anchor[None], positives, negatives]),
         torch.softmax(t_pos * (2 - 2 * positives @ anchor), 0),
@@ -57,7 +53,7 @@ def neighbourhood(views: Sequence[Tensor], query: int = 0, t_pos: float = 1.0, t
     )
 
 
-def flat(points: Tensor, projection: Projection = "tsne", seed: int = 0) -> Tensor:
+def flat(points: Tensor, projection: Projection, seed: int = 0) -> Tensor:
     """Project points (n, d) to (n, 2): their first two principal components, or t-SNE that starts from these."""
     if projection == "pca" or len(points) < 5:
         centred = points - points.mean(0)
@@ -85,9 +81,8 @@ def draw_query(
     path: Path,
     *,
     title: str,
-    query: int = 0,
-    projection: Projection = "tsne",
-    seed: int = 0,
+    projection: Projection,
+    seed: int,
 ) -> None:
     """Write a picture: the images with their weights (CACR Fig. 6) above the map of the batch (CACR Fig. 7).
 
@@ -95,14 +90,12 @@ def draw_query(
     """
     order = found.negatives.argsort(descending=True)
     count = min(SHOWN, len(order) // 2) or len(order)
-    others = torch.arange(len(images[0]))
-    others = others[others != query]
-    strip: list[tuple[Tensor, str]] = [(images[0][query], "query")]
+    strip: list[tuple[Tensor, str]] = [(images[0][0], "query")]
     for view, weight in zip(images[1:], found.positives, strict=True):
-        strip.append((view[query], f"positive\n{float(weight):.3f}"))
+        strip.append((view[0], f"positive\n{float(weight):.3f}"))
     for name, places in (("near", order[:count]), ("far", order[len(order) - count :])):
         for place in places.tolist():
-            strip.append((images[1][others[place]], f"negative, {name}\n{float(found.negatives[place]):.2g}"))
+            strip.append((images[1][1 + place], f"negative, {name}\n{float(found.negatives[place]):.2g}"))
     columns = min(len(strip), 7)
     rows = -(-len(strip) // columns)
     figure = new_figure(7.4, 4.6 + 1.25 * rows)

@@ -42,11 +42,7 @@ Probe = Literal["linear", "few_shot", "kmeans", "knn", "mean", "tasks", "losses"
 
 
 class CropsConfig(Settings):
-    """The [vision.probe.crops] table: the linear probe sees a new random crop of every image in every epoch.
-
-    The default scale is that of CACR's evaluation on CIFAR. On ImageNet and STL-10 the cited protocols (He et al., Tian
-    et al., Wang & Isola and Caron et al., all 2020) have 0.08 to 1, as their recipes say.
-    """
+    """The [vision.probe.crops] table: the linear probe sees a new random crop of every image in every epoch."""
 
     scale: Range = Field(
         (0.2, 1.0), description="range of the crop's share of the area; the protocols on ImageNet have [0.08, 1]"

@@ -18,6 +18,7 @@ from dipole.vision.adapter import VisionAdapter
 from dipole.vision.config import VisionConfig
 from dipole.vision.frameworks.base import Batch, Branch, Setup
 from dipole.vision.image_set import ImageSet
+from dipole.vision.inference import ImageEmbedder
 from dipole.vision.sources import Decoding, open_source
 
 CPU = torch.device("cpu")
@@ -143,3 +144,8 @@ def source_of(kind, folder, contents):
 def opened(source, split="train", **options):
     """The images of a split of a source, decoded as the options say."""
     return open_source(str(source), Decoding(**options)).read(split)
+
+
+def read_images(source, column=None, decoded=None, channels=3, size=None):
+    """Names and images of a source, as a model reads them."""
+    return ImageEmbedder(len, channels, decoded, size).read(str(source), column)

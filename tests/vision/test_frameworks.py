@@ -14,6 +14,7 @@ from dipole.vision.frameworks.cmc import CMCConfig, draw_others, lab
 from dipole.vision.frameworks.moco import every_view_in_turn
 from dipole.vision.frameworks.queue import Queue
 from dipole.vision.frameworks.simclr import keep_negatives
+from dipole.vision.image_set import ImageSet
 from tests.device_reads import META, no_cuda_waits, no_reads
 from tests.runs import refused, run_of
 from tests.vision.made import ONE_STEP, colour_file, make_adapter, unlabelled_file
@@ -345,13 +346,14 @@ def test_frameworks_that_are_recommended_run(tmp_path, text, settings):
 
 
 def test_carriers_depend_on_needs_and_batch_size():
-    found = carriers(objective("infonce + dp", dim=3), 2, 3, torch.device("cpu"))
+    known = ImageSet("known", torch.zeros(6, 3, 4, 4, dtype=torch.uint8), torch.arange(6) % 2)
+    found = carriers(objective("infonce + dp", dim=3), 2, 3, torch.device("cpu"), known, 6)
     predicting = {"byol": 2, "mocov3": 2, "nnclr": 2, "simsiam": 2}
     assert found == {"simclr": 2, "moco": 2, "swav": 2, "blocks": 2, "cmc": 2, **predicting}
     # Twenty negative blocks are there in a batch of 32 and not in one of 6.
     blocks = objective("blocks(b=1, k=20)", dim=3)
-    assert carriers(blocks, 2, 3, torch.device("cpu")) == {}
-    assert "simclr" in carriers(blocks, 2, 3, torch.device("cpu"), batch_size=32)
+    assert carriers(blocks, 2, 3, torch.device("cpu"), known, 6) == {}
+    assert "simclr" in carriers(blocks, 2, 3, torch.device("cpu"), known, 32)
 
 
 READING = {

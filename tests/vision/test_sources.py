@@ -22,12 +22,11 @@ from dipole.core.utils.errors import DataError
 from dipole.core.utils.seeding import Seeds
 from dipole.vision.data import DataConfig, load
 from dipole.vision.image_set import ImageSet, joined
-from dipole.vision.inference import read_images
 from dipole.vision.sources import Decoding, open_source
 from dipole.vision.sources.labels import class_labels
 from tests.runs import refused
 from tests.systems import posix
-from tests.vision.made import image_folder, opened, png
+from tests.vision.made import image_folder, opened, png, read_images
 
 ROWS = 6
 IMAGE = datasets.Image()
@@ -83,7 +82,7 @@ def test_a_column_called_image_wins_over_the_first(tmp_path, entrance, name):
     assert first_pixels(read(path, entrance)) == [100 + i for i in range(ROWS)]
     assert first_pixels(read(path, entrance, image_column="mask")) == list(range(ROWS))
     if entrance == "parquet":
-        rows = read_images(str(path), "mask", 8, 3).rows
+        rows = read_images(path, "mask", 8).rows
         assert [int(image[0, 0, 0]) for _, image in rows] == list(range(ROWS))
         path = table(tmp_path / "u", {"left": 0, "right": 100}, {"left": IMAGE, "right": IMAGE})
         with pytest.warns(UserWarning, match=r"left, right. It reads 'left'.*image_column"):
@@ -324,7 +323,7 @@ def test_what_archives_and_systems_add_is_no_class(tmp_path, split):
     (tmp_path / "Thumbs.db").write_bytes(b"x")
     pyarrow.parquet.write_table(pyarrow.table({"features": [[0.5]]}), tmp_path / "features.parquet")
     assert opened(tmp_path).counts() == {"cat": 3, "dog": 3}
-    assert read_images(str(tmp_path), None, None, 3).total == 6
+    assert read_images(tmp_path).total == 6
 
 
 def test_folders_without_images_and_beside_splits_are_named(tmp_path):

@@ -18,11 +18,10 @@ from dipole.vision import augment as A
 from dipole.vision.augment import random_views
 from dipole.vision.data import DataConfig, load
 from dipole.vision.decoding import Encoded, decode
-from dipole.vision.inference import read_images
 from dipole.vision.pairs.columns import read_pairs
 from dipole.vision.sources import Decoding, open_source
 from tests.runs import refused, run_of
-from tests.vision.made import ONE_STEP, image_folder, make_adapter, opened, png, source_of
+from tests.vision.made import ONE_STEP, image_folder, make_adapter, opened, png, read_images, source_of
 
 PLAIN = {"flip": 0.0, "jitter": 0.0, "grey": 0.0}
 
@@ -277,7 +276,7 @@ def test_folders_of_one_size_embedding_and_pairs(tmp_path):
     source_of("folder", tmp_path / "a", [photo(8), png(UPRIGHT)])
     turned, plain = opened(tmp_path).images
     assert torch.equal(turned, plain)
-    (_, turned), (_, plain) = read_images(str(tmp_path / "a"), None, None, 3).rows
+    (_, turned), (_, plain) = read_images(tmp_path / "a").rows
     assert torch.equal(turned, plain)
     (tmp_path / "pairs.csv").write_text("image,other\na/000.png,a/001.png\n")
     pairs = read_pairs(str(tmp_path / "pairs.csv"), ["image", "other"], False, Decoding())

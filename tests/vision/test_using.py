@@ -21,9 +21,9 @@ from dipole.vision.adapter import VisionAdapter
 from dipole.vision.data import DataConfig, load
 from dipole.vision.encoders.hub import write_processor
 from dipole.vision.exported import open_folder
-from dipole.vision.inference import read_images, view_of
+from dipole.vision.inference import view_of
 from tests.runs import commanded, refused
-from tests.vision.made import CPU, ONE_STEP, configured, make_adapter, png, source_of
+from tests.vision.made import CPU, ONE_STEP, configured, make_adapter, png, read_images, source_of
 from tests.vision.test_hub_encoders import configs
 
 
@@ -117,15 +117,15 @@ def test_grey_runs_read_grey_levels(tmp_path):
 
 
 def test_what_is_no_image_is_refused(tmp_path):
-    refused(DataError, "neither an image nor a folder", read_images, str(tmp_path / "nothing"), None, None, 3)
-    refused(DataError, "holds no images", read_images, str(tmp_path), None, None, 3)
+    refused(DataError, "neither an image nor a folder", read_images, tmp_path / "nothing")
+    refused(DataError, "holds no images", read_images, tmp_path)
     (tmp_path / "a.png").write_bytes(b"\x89PNG")
     np.savez(tmp_path / "a.npz", images=np.zeros((2, 4, 4), np.uint8))
     for source in (tmp_path, tmp_path / "a.png", tmp_path / "a.npz"):
-        refused(OptionError, "no columns", read_images, str(source), "text", None, 3)
-    refused(DataError, r"a\.png cannot be decoded", list, read_images(str(tmp_path), None, None, 3).rows)
+        refused(OptionError, "no columns", read_images, source, "text")
+    refused(DataError, r"a\.png cannot be decoded", list, read_images(tmp_path).rows)
     said = r"a\.png cannot be decoded.*Give an image that can be read, or .*a parquet file"
-    refused(DataError, said, list, read_images(str(tmp_path / "a.png"), None, None, 3).rows)
+    refused(DataError, said, list, read_images(tmp_path / "a.png").rows)
 
 
 def test_models_that_are_damaged_foreign_or_of_no_such_folder_are_refused(tmp_path, run):
@@ -205,10 +205,10 @@ def saved(folder, kind):
 
 @pytest.mark.parametrize("kind", ["npz", "folder", "shards", "parquet", "saved"])
 def test_every_training_source_is_read(tmp_path, kind):
-    names, images = zip(*read_images(saved(tmp_path, kind), None, None, 3).rows, strict=True)
+    names, images = zip(*read_images(saved(tmp_path, kind)).rows, strict=True)
     assert len(set(names)) == 6
     assert torch.equal(torch.stack(images), torch.from_numpy(PIXELS).permute(0, 3, 1, 2))
-    assert all(image.shape == (1, 12, 12) for _, image in read_images(saved(tmp_path, kind), None, None, 1).rows)
+    assert all(image.shape == (1, 12, 12) for _, image in read_images(saved(tmp_path, kind), channels=1).rows)
 
 
 def test_broken_files_are_refused_or_skipped_and_listed(run, tmp_path, capsys):
@@ -260,7 +260,7 @@ def test_images_stored_larger_than_the_views_are_resized_once(tmp_path, shape):
     """As by the exported processor, also if they are square."""
     (tmp_path / "x.png").write_bytes(png(np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)))
     write_processor(tmp_path, 16, 3)
-    ((_, row),) = read_images(str(tmp_path / "x.png"), None, 20, 3, 16).rows
+    ((_, row),) = read_images(tmp_path / "x.png", None, 20, size=16).rows
     processor = AutoImageProcessor.from_pretrained(tmp_path)
     expected = processor(Image.open(tmp_path / "x.png"), return_tensors="pt")["pixel_values"][0] * 255
     assert row.shape == (3, 16, 16)

@@ -35,11 +35,6 @@ class TrainedModel:
     draw: Callable[[Path, Any, str], None]  # (path, objective, when) writes the picture of a query
 
 
-def export_as(to: str, model: TrainedModel, folder: Path, record: Any, objective: Any = None) -> None:
-    """Write a run in one of `FORMATS` into an empty folder."""
-    import_module(f"{__name__}.{to}").export(model, folder, record, objective)
-
-
 def __getattr__(name: str) -> Any:
     """`from dipole.vision.export import DipoleVisionModel`, without loading the other formats."""
     if name in ("DipoleVisionConfig", "DipoleVisionModel"):

@@ -7,6 +7,7 @@ runs in it. A framework built in Python holds its objective. In a run the traine
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -79,7 +80,6 @@ class Framework(nn.Module):
         reads_captions: whether it has an encoder for captions.
         projector: linear layers and batch norm of the mlp projector if the recipe gives none. None: 2, no norm.
         head_name: the projection head that a backbone gets in Python (`projection_head`).
-        embedding_dim: width of the embedding.
         progress: share of the run's steps before this one, for schedules. A run's adapter updates it.
         steps: steps of the whole run, for schedules. None if unknown.
     """
@@ -96,7 +96,6 @@ class Framework(nn.Module):
     projector: ClassVar[tuple[int, Norm] | None] = None
     head_name: ClassVar[Projection] = "simclr"
 
-    embedding_dim: int
     progress: float = 0.0
     steps: int | None = None
 
@@ -236,6 +235,15 @@ class Framework(nn.Module):
             images: (n, C, H, W) in [0, 1].
         """
         raise NotImplementedError
+
+    @cached_property
+    def embedding_dim(self) -> int:
+        """Width of the embedding.
+
+        Raises:
+            ConfigError: it is unknown.
+        """
+        return self.branches()[0].dim
 
     def branches(self) -> list[Branch]:
         """Return the branches of `embedding`, whose encoders are used after training."""
@@ -391,15 +399,6 @@ class OneBranch(Framework):
         super().__init__(objective)
         self.branch = make_branch(backbone, head, self.head_name)
         self._build_objective()
-
-    @property
-    def embedding_dim(self) -> int:  # type: ignore[override]
-        """Width of the embedding.
-
-        Raises:
-            ConfigError: it is unknown.
-        """
-        return self.branch.dim
 
     @property
     def backbone(self) -> nn.Module:

@@ -146,11 +146,6 @@ class CMC(Framework):
         self._fresh = Fresh()
         self._build_objective()
 
-    @property
-    def embedding_dim(self) -> int:  # type: ignore[override]
-        """Width of the embedding of a half."""
-        return self.light.dim
-
     @classmethod
     def from_config(cls, config: VisionSettings, setup: Setup) -> Self:
         images, table = setup.images, config.own_table

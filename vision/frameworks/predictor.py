@@ -49,7 +49,7 @@ class Predicting(OneBranch):
     def __init__(
         self,
         backbone: nn.Module,
-        objective: AnyObjective | None = None,
+        objective: AnyObjective | None = "0.5*regression",
         head: nn.Module | None = None,
         predictor: nn.Module | None = None,
     ) -> None:
@@ -109,9 +109,6 @@ def spread(z: Tensor) -> Tensor:
     """Return the mean standard deviation of the coordinates of z / |z| over the rows of all ranks, times sqrt(d).
 
     About 1 if directions are spread over the sphere, 0 if all rows are one point (Chen & He 2021, Fig. 2).
-
-    Args:
-        z: (n, d) of this rank.
     """
     directions = F.normalize(z.float(), dim=1)
     deviation = directions.std(0, correction=0)
@@ -151,15 +148,6 @@ class SimSiam(Predicting):
     table = SimSiamConfig
     projector = (3, "all")
     head_name = "simsiam"
-
-    def __init__(
-        self,
-        backbone: nn.Module,
-        objective: AnyObjective | None = "0.5*regression",
-        head: nn.Module | None = None,
-        predictor: nn.Module | None = None,
-    ) -> None:
-        super().__init__(backbone, objective, head, predictor)
 
     @classmethod
     def _default_hidden(cls, config: VisionSettings) -> int:
