@@ -20,7 +20,7 @@ from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.hub import is_offline
 from dipole.core.utils.text import warn
 from dipole.core.utils.transfer import prefetched
-from dipole.text import encoders, evaluation, senteval
+from dipole.text import evaluation, senteval
 from dipole.text.artifacts import READ_BY, Artifacts, Probes, save_artifacts
 from dipole.text.cache import version_of
 from dipole.text.config import TextSettings
@@ -28,6 +28,7 @@ from dipole.text.data import Data, TableData, load_data
 from dipole.text.document_classification import check_parts, document_accuracy, held_back, labelled_documents
 from dipole.text.embed import SentenceEmbedder
 from dipole.text.encode import SentenceEncoder
+from dipole.text.encoders.networks import SentenceModel, parameter_count
 from dipole.text.encoders.sentence_folder import FolderSettings, folder_settings
 from dipole.text.model import Headed, build_model, clip_each, evaluated, expanded, fixed_table, limit_of, positions_of
 from dipole.text.pair_table import PairTable
@@ -57,7 +58,7 @@ class TextAdapter(Adapter):
     built_from_data: ClassVar[bool] = True
 
     config: TextSettings
-    module: encoders.SentenceModel
+    module: SentenceModel
     tokens: Tokens
     pairs: PairKind
     _artifacts: Artifacts | None = None
@@ -374,7 +375,7 @@ class TextAdapter(Adapter):
             "unknown_words": float(unknown),
             "encoder": {
                 "width": self.module.output_width,
-                "parameters": encoders.parameter_count(self.module),
+                "parameters": parameter_count(self.module),
                 **(getattr(self.module.f, "described", None) or {}),
             },
         }

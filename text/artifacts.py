@@ -20,10 +20,9 @@ from torch import nn
 
 from dipole.core.utils.errors import CheckpointError
 from dipole.core.utils.received import read_json
-from dipole.text import encoders
 from dipole.text.config import TextSettings
 from dipole.text.data import Data, RunningText, TableData
-from dipole.text.encoders.networks import Pooled
+from dipole.text.encoders.networks import Encoder, Pooled, SentenceModel, Transformer
 from dipole.text.model import build_model, with_head
 from dipole.text.pair_table import PairTable
 from dipole.text.sentences import Sentences
@@ -64,7 +63,7 @@ class Probes:
 
 
 def save_artifacts(
-    folder: Path, config: TextSettings, module: encoders.SentenceModel, tokens: Tokens, probes: Probes, values: dict
+    folder: Path, config: TextSettings, module: SentenceModel, tokens: Tokens, probes: Probes, values: dict
 ) -> None:
     """Fill an empty folder. `values` are numbers that need the corpus."""
     tokens.save(folder / "tokenizer.json")
@@ -83,7 +82,7 @@ def save_artifacts(
         arrays |= {name: getattr(small.table, name) for name in TABLE}
     np.savez(folder / "probes.npz", allow_pickle=False, held_out=np.bool_(small.held_out), **arrays)
     if config.transformer is not None:
-        inner = next(part.model for part in module.modules() if isinstance(part, encoders.Transformer))
+        inner = next(part.model for part in module.modules() if isinstance(part, Transformer))
         inner.config.save_pretrained(folder / "transformer")
     if config.expand:
         assert config.vectors is not None  # the configuration has checked it
@@ -115,7 +114,7 @@ class Artifacts:
                 f"the model {self.folder} is damaged: {error}. Train again with --overwrite."
             ) from error
 
-    def build(self, config: TextSettings) -> encoders.SentenceModel:
+    def build(self, config: TextSettings) -> SentenceModel:
         """Return the untrained model in the shape of the trained one."""
         if config.transformer is not None:
             config = config.model_copy(update={"transformer": str(self.folder / "transformer")})
@@ -128,12 +127,12 @@ class Artifacts:
         model = build_model(config, len(self.tokens), blank)
         behind = self.values["behind"]
 
-        def finish(side: encoders.Encoder) -> encoders.Encoder:
+        def finish(side: Encoder) -> Encoder:
             if behind:
                 side = Pooled(side, tuple(behind["pooling"]), behind["layers"])
             return with_head(side, head)
 
-        return encoders.SentenceModel(*map(finish, model.sides()), dropout=model.dropout)
+        return SentenceModel(*map(finish, model.sides()), dropout=model.dropout)
 
     @property
     def vectors(self) -> str:

@@ -56,11 +56,6 @@ def sentences_of(text: str, is_lines: bool) -> list[str]:
     return [line for line in lines if line]
 
 
-def read_documents(source: str | Iterable[Any], **options: Any) -> Iterator[Document]:
-    """Yield the documents of a corpus one by one. Options and errors are those of `read_pieces`."""
-    return documents_of(read_pieces(source, **options))
-
-
 def documents_of(pieces: Iterable[Piece]) -> Iterator[Document]:
     """Join pieces to documents."""
     document: Document | None = None

@@ -23,7 +23,7 @@ def labelled_documents(source: str, column: str | None = None) -> Iterator[tuple
         source: a file of rows (`located_rows`) with columns of the text and of `label`, or "hub:NAME" with the splits
             train and test. A row of a file can have a `split`, train or test. Otherwise every fifth document of
             a class is for testing.
-        column: column that holds the text, as in `read_documents`, whose errors it has.
+        column: column that holds the text, as in `read_pieces`, whose errors it has.
     """
     seen: dict[str, int] = {}
     for part, rows in _labelled_rows(source):

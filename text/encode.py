@@ -9,8 +9,8 @@ from torch import Tensor
 
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.progress import Progress
-from dipole.text.encoders import SentenceModel, TokenBatch
-from dipole.text.encoders.batch import by_tokens, pad
+from dipole.text.encoders.batch import TokenBatch, by_tokens, pad
+from dipole.text.encoders.networks import SentenceModel
 
 if TYPE_CHECKING:
     from dipole.text.vocabulary import Tokens

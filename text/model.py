@@ -15,8 +15,17 @@ from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.freezing import Freeze, fix_unused
 from dipole.core.utils.modes import in_mode
 from dipole.text.config import TextSettings
-from dipole.text.encoders import BagOfWords, Channels, Chunk, Encoder, SentenceModel, TokenBatch, Transformer, WordGRU
-from dipole.text.encoders.networks import Pooled, Pooling
+from dipole.text.encoders.batch import Chunk, TokenBatch
+from dipole.text.encoders.networks import (
+    BagOfWords,
+    Channels,
+    Encoder,
+    Pooled,
+    Pooling,
+    SentenceModel,
+    Transformer,
+    WordGRU,
+)
 from dipole.text.encoders.sentence_folder import with_modules
 from dipole.text.vocabulary import Tokens, expand, read_vectors, words_vocabulary
 

@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
 from dipole.core.train.finetuning import merged
 from dipole.text.encode import SentenceEncoder
-from dipole.text.encoders import Encoder, Projected, SentenceModel, architecture
 from dipole.text.encoders.modeling_dipole import DipoleSentenceConfig, DipoleSentenceModel
+from dipole.text.encoders.networks import Encoder, Projected, SentenceModel, architecture
 from dipole.text.vocabulary import PROMPT, Tokens, copied
 
 # Files that let a folder work without dipole.

@@ -16,7 +16,7 @@ from dipole.core.utils.cache import found
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.files import atomic_file, atomic_write, remove_scratch, why
 from dipole.text.cache import Told, hash_of, load_or_build, quiet, read_index, write_index
-from dipole.text.corpus import Document, Piece, as_lines, sentences_of
+from dipole.text.corpus import Piece, sentences_of
 from dipole.text.splitting import READER
 from dipole.text.vocabulary import UNKNOWN, Tokens, counted_vocabulary, load_tokens, number_words
 
@@ -41,11 +41,6 @@ class Sentences:
     @property
     def lengths(self) -> np.ndarray:
         return np.diff(self.offsets)
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest sentence."""
-        return int(self._known("longest", lambda: int(self.lengths.max(initial=0))))
 
     @property
     def unknown(self) -> int:
@@ -136,14 +131,6 @@ def blocks_of(pieces: Iterable[Piece], size: int) -> Iterator[dict[str, Any]]:
 def _columns(block: list[tuple[int, str, bool]]) -> dict[str, Any]:
     document, text, is_lines = zip(*block, strict=True)
     return {"document": list(document), "text": list(text), "is_lines": list(is_lines)}
-
-
-def encode_documents(
-    documents: Iterable[Document], tokens: Tokens, max_length: int, folder: Path | None = None
-) -> Sentences:
-    """Turn documents into ids, cached in a folder if one is given (`encode_pieces`)."""
-    pieces = (Piece(document.name, True, as_lines(document.sentences), is_lines=True) for document in documents)
-    return encode_pieces(pieces, Cut(max_length, tokens=tokens), folder=folder)[1]
 
 
 def encode_pieces(
@@ -347,7 +334,7 @@ def _first(parts: Iterable[Encoded], limit: int | None) -> Iterator[dict[str, An
 
 def _write(folder: Path, blocks: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], *, owns_tokenizer: bool) -> None:
     """Write the three arrays, with the numbers that would need a pass over them."""
-    sentences = size = longest = unknown = 0
+    sentences = size = unknown = 0
     with (
         atomic_file(folder / "tokens.bin") as flat,
         atomic_file(folder / "offsets.bin") as offsets,
@@ -360,12 +347,10 @@ def _write(folder: Path, blocks: Iterable[tuple[np.ndarray, np.ndarray, np.ndarr
             documents.write(np.ascontiguousarray(document).data)
             sentences += len(lengths)
             size += len(tokens)
-            longest = max(longest, int(lengths.max(initial=0)))
             unknown += int((tokens == 0).sum())
         if not sentences:
             raise DataError("the corpus holds no sentence")
-    known: dict[str, Any] = {"longest": longest, "unknown": unknown}
-    known["fingerprint"] = _mapped(folder, {}).fingerprint
+    known = {"unknown": unknown, "fingerprint": _mapped(folder, {}).fingerprint}
     files = [f"{name}.bin" for name in ARRAYS]
     if owns_tokenizer:
         files.append(TOKENIZER)

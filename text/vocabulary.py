@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import WordLevel
-from tokenizers.trainers import WordLevelTrainer
 
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.received import read_json
@@ -67,16 +66,8 @@ def _configure(tokenizer: Tokenizer, lower: bool, pattern: str = ANY_SCRIPT) -> 
     return tokenizer
 
 
-def build_vocabulary(sentences: Iterable[str], size: int = 50_000, lower: bool = False) -> "Tokens":
-    """Take the `size` most frequent words, id 0 for every other. Ties are broken by alphabetical order."""
-    tokenizer = _configure(Tokenizer(WordLevel({UNKNOWN: 0}, unk_token=UNKNOWN)), lower)
-    trainer = WordLevelTrainer(vocab_size=size + 1, special_tokens=[UNKNOWN], show_progress=False)
-    tokenizer.train_from_iterator(sentences, trainer)
-    return Tokens(tokenizer)
-
-
 def counted_vocabulary(counts: Iterable[tuple[str, int]], size: int, lower: bool = False) -> "Tokens":
-    """Build the vocabulary of `build_vocabulary` from words and their counts."""
+    """Take the `size` most frequent words, id 0 for every other. Ties are broken by alphabetical order."""
     counted = [(-count, word) for word, count in counts]
     pattern = _pattern_of(word for _, word in counted)
     tokens = words_vocabulary([word for _, word in heapq.nsmallest(size, counted)], lower, pattern)

@@ -31,17 +31,16 @@ from sklearn.exceptions import ConvergenceWarning
 
 from dipole import Pairs, objective
 from dipole.benchmarks.speed.timing import Results, interleaved
-from dipole.text import encoders
-from dipole.text.corpus import read_documents
+from dipole.text.corpus import documents_of, read_pieces
 from dipole.text.encode import SentenceEncoder
-from dipole.text.encoders import TokenBatch
-from dipole.text.encoders.batch import make_batch, pad
+from dipole.text.encoders.batch import TokenBatch, make_batch, pad
+from dipole.text.encoders.networks import SentenceModel, WordGRU
 from dipole.text.model import small_transformer, trained_table
-from dipole.text.sentences import encode_documents
+from dipole.text.sentences import Cut, encode_pieces
 from dipole.text.senteval.probe import classify, pair_features
 from dipole.text.senteval.protocols import ProbeSettings, arranged
 from dipole.text.senteval.tasks import load_task
-from dipole.text.vocabulary import Tokens, build_vocabulary, load_tokens
+from dipole.text.vocabulary import Tokens, load_tokens
 
 BATCH = 400
 PARTS = ("gru-train", "gru-encode", "transformer-train", "transformer-encode")
@@ -50,7 +49,7 @@ PARTS = ("gru-train", "gru-encode", "transformer-train", "transformer-encode")
 class PaddedGRU(torch.nn.Module):
     """The plain loop: a batch is padded to its longest sentence, and the final states are at the end of the tensor."""
 
-    def __init__(self, gru: encoders.WordGRU) -> None:
+    def __init__(self, gru: WordGRU) -> None:
         super().__init__()
         self.table, self.recurrent = gru.table, gru.recurrent[0]
 
@@ -64,21 +63,22 @@ class Text:
 
     def __init__(self, corpus: str, rounds: int) -> None:
         self.documents, self.rounds, self.texts = [], rounds, list[str]()
-        for document in read_documents(corpus):
-            self.documents.append(document)
+        for document in documents_of(read_pieces(corpus)):
+            self.documents.append(document.sentences)
             self.texts += document.sentences
             if len(self.texts) > 20_000:
                 break
-        self.tokens = build_vocabulary(self.texts, 20_000)
+        self.tokens, _ = encode_pieces(read_pieces(self.documents), Cut(30), vocabulary_size=20_000)
 
     def rows(self, count: int, tokens: Tokens, longest: int = 30) -> list[np.ndarray]:
-        return encode_documents(self.documents, tokens, longest).ids(np.arange(1000, 1000 + count))
+        _, sentences = encode_pieces(read_pieces(self.documents), Cut(longest, tokens=tokens))
+        return sentences.ids(np.arange(1000, 1000 + count))
 
-    def gru(self) -> encoders.WordGRU:
+    def gru(self) -> WordGRU:
         torch.manual_seed(0)
-        return encoders.WordGRU(trained_table(len(self.tokens), 300).requires_grad_(False), 1200, "bi")
+        return WordGRU(trained_table(len(self.tokens), 300).requires_grad_(False), 1200, "bi")
 
-    def transformer(self) -> tuple[encoders.SentenceModel, Tokens]:
+    def transformer(self) -> tuple[SentenceModel, Tokens]:
         """Return a BERT of 4 layers and width 256, with subwords trained on the text."""
         from tokenizers import BertWordPieceTokenizer
 
@@ -88,7 +88,7 @@ class Text:
             tokenizer.save(f"{folder}/tokenizer.json")
             tokens = load_tokens(folder)
         torch.manual_seed(0)
-        return encoders.SentenceModel(small_transformer(len(tokens), 256, 4, 4, "mean"), None), tokens
+        return SentenceModel(small_transformer(len(tokens), 256, 4, 4, "mean"), None), tokens
 
     def train(
         self, model: torch.nn.Module, padded: Callable[[], Any], chunked: Callable[[], Any]
@@ -107,13 +107,13 @@ class Text:
     def gru_train(self) -> tuple[dict[str, float], int]:
         """Train f and g with 2 x 600 units on sentences of at most 30 words."""
         sides = [self.gru(), self.gru()]
-        model, plain, rows = encoders.SentenceModel(*sides), list(map(PaddedGRU, sides)), self.rows(BATCH, self.tokens)
+        model, plain, rows = SentenceModel(*sides), list(map(PaddedGRU, sides)), self.rows(BATCH, self.tokens)
         return self.train(model, lambda: [side(rows) for side in plain], lambda: model(make_batch(rows, 4)))
 
     def gru_encode(self) -> tuple[dict[str, float], int]:
         """Encode 800 sentences with f alone."""
         side, rows = self.gru(), self.rows(2 * BATCH, self.tokens)
-        plain, encoder = PaddedGRU(side), SentenceEncoder(encoders.SentenceModel(side, None), self.tokens)
+        plain, encoder = PaddedGRU(side), SentenceEncoder(SentenceModel(side, None), self.tokens)
 
         @torch.inference_mode()
         def padded() -> None:

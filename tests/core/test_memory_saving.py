@@ -15,8 +15,8 @@ from dipole.core.train.config import TrainConfig
 from dipole.core.train.memory_saving import Encoding, segments
 from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import train
-from dipole.text.encoders import WordGRU
 from dipole.text.encoders.batch import pad
+from dipole.text.encoders.networks import WordGRU
 from dipole.text.model import small_transformer, trained_table
 from dipole.vision.encoders import EncoderConfig, build_encoder
 from tests.runs import refused

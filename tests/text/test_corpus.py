@@ -17,10 +17,10 @@ from dipole.core.utils import progress
 from dipole.core.utils.errors import DataError
 from dipole.text import corpus as reading
 from dipole.text import splitting
-from dipole.text.corpus import Document, pydoc_documents, read_documents, read_pieces, split_sentences
+from dipole.text.corpus import Document, documents_of, pydoc_documents, read_pieces, split_sentences
 from dipole.text.embed import SentenceEmbedder
 from dipole.text.splitting import MARKS
-from dipole.text.vocabulary import PATTERN, build_vocabulary, counted_vocabulary, number_words, word_cutter
+from dipole.text.vocabulary import PATTERN, counted_vocabulary, number_words, word_cutter
 from tests.runs import refused
 from tests.systems import links
 from tests.text.made import text_adapter, text_of, write_rows
@@ -29,7 +29,7 @@ TEXT = "One here. Two there.\nThree caf\u00e9 now."
 
 
 def documents(source, **options):
-    return list(read_documents(str(source), **options))
+    return list(documents_of(read_pieces(str(source), **options)))
 
 
 def test_text_is_split_into_sentences_and_topics():
@@ -86,7 +86,7 @@ def test_files_are_documents(tmp_path):
     with empty, other:
         found = documents(tmp_path)
     assert found == [Document("a", ["Three.", "Four."]), Document("b", ["One.", "Two."])]
-    assert next(read_documents(str(tmp_path / "a.txt"), unit="sentences")).sentences == ["Three.", "Four."]
+    assert next(documents_of(read_pieces(str(tmp_path / "a.txt"), unit="sentences"))).sentences == ["Three.", "Four."]
 
 
 @links
@@ -106,20 +106,20 @@ def test_rows_of_files_of_parquet_and_of_datasets_are_documents(tmp_path):
     expected = [Document("x", ["One .", "Two ."]), Document("y", ["Three.", "Four."])]
     for name in ("rows.jsonl", "packed.JSONL.GZ"):
         assert documents(tmp_path / name) == expected
-    assert list(read_documents(rows)) == expected
-    assert next(read_documents(["One.", "Two."], unit="sentences")).sentences == ["One.", "Two."]
+    assert list(documents_of(read_pieces(rows))) == expected
+    assert next(documents_of(read_pieces(["One.", "Two."], unit="sentences"))).sentences == ["One.", "Two."]
     table = datasets.Dataset.from_dict({"text": ["One. Two.", "Three."]})
     table.to_parquet(tmp_path / "rows.parquet")
     table.save_to_disk(tmp_path / "saved")
     table.to_parquet(tmp_path / "set/rows.parquet")
     for source in (f"{tmp_path}/rows.parquet", f"{tmp_path}/saved", f"hub:{tmp_path}/set"):  # the last is streamed
-        assert [d.sentences for d in read_documents(source)] == [["One.", "Two."], ["Three."]]
+        assert [d.sentences for d in documents_of(read_pieces(source))] == [["One.", "Two."], ["Three."]]
 
 
 def test_lines_of_a_file_are_sentences(tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "PIECE", 50)
     (tmp_path / "0.txt").write_text(text_of(0, 3000), encoding="utf-8")
-    (document,) = read_documents(str(tmp_path / "0.txt"), unit="sentences")
+    (document,) = documents_of(read_pieces(str(tmp_path / "0.txt"), unit="sentences"))
     lines = (tmp_path / "0.txt").read_text("utf-8").split("\n")
     assert document.sentences == [" ".join(line.split()) for line in lines if line.strip()]
 
@@ -136,7 +136,7 @@ def test_lines_of_a_file_are_sentences(tmp_path, monkeypatch):
 def test_tables_have_a_column_of_text(tmp_path, name, text, column, packed):
     path = tmp_path / (name + ".gz" * packed)
     path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
-    found = [document.sentences for document in read_documents(str(tmp_path), column=column)]
+    found = [document.sentences for document in documents_of(read_pieces(str(tmp_path), column=column))]
     assert found[-2:] == [["One.", "Two, with a comma."], ["Three."]]
     assert found[:-2] in ([], [[], ["7"]])
 
@@ -204,7 +204,7 @@ def test_very_long_lines_are_no_sentences_and_stray_control_characters_are_read(
 ])  # fmt: skip
 def test_reads_encodings_marks_and_packed_text(tmp_path, name, content, encoding):
     (tmp_path / name).write_bytes(content)
-    found = next(read_documents(str(tmp_path / name), encoding=encoding))
+    found = next(documents_of(read_pieces(str(tmp_path / name), encoding=encoding)))
     assert found.sentences == ["One.", "Two.", "Caf\u00e9."]
 
 
@@ -215,7 +215,7 @@ def test_recognises_wide_encodings_by_their_mark(tmp_path, codec, name, start):
     data = (start + TEXT.replace("\n", " ")).encode(codec)
     path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     refused(DataError, f"Set text.encoding = '{codec}'", documents, path)
-    (document,) = read_documents(str(path), encoding=codec)
+    (document,) = documents_of(read_pieces(str(path), encoding=codec))
     assert document.sentences == ["One here.", "Two there.", "Three caf\u00e9 now."]
 
 
@@ -302,7 +302,7 @@ def test_vocabularies_of_other_words_are_as_before():
     assert json.loads(latin.tokenizer.to_str())["pre_tokenizer"]["pattern"] == {"Regex": PATTERN}
     chinese = counted_vocabulary([("the", 2), ("你", 1)], 1)
     assert chinese.encode(["你好the"]) == [[0, 0, 1]]
-    assert build_vocabulary(["你好"]).encode(["好你"]) != [[0, 0]]
+    assert counted_vocabulary([("你", 1), ("好", 1)], 10).encode(["好你"]) != [[0, 0]]
 
 
 @pytest.mark.parametrize("script", ["Chinese", "Hindi", "Arabic", "Thai", "Armenian"])
@@ -327,7 +327,7 @@ def adapter_of(corpus, **settings):
 
 @pytest.mark.parametrize("unit", ["documents", "sentences"])
 def test_warns_of_a_tokenizer_of_another_script_and_of_sentences_of_one_token(tmp_path, unit):
-    build_vocabulary(["an English text ."]).save(tmp_path / "tokenizer.json")
+    counted_vocabulary([(word, 1) for word in ("an", "English", "text", ".")], 10).save(tmp_path / "tokenizer.json")
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("Это первое. Это второе тут. Да?\nИ третье тоже.\n" * 2, encoding="utf-8")
     with pytest.warns(UserWarning, match="% of the words are unknown to the tokenizer"):

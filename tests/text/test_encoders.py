@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from dipole.core.utils.errors import ConfigError, DataError, OptionError
-from dipole.text import encoders, vocabulary
+from dipole.text import vocabulary
 from dipole.text.config import TextSettings
 from dipole.text.encode import Combined, SentenceEncoder
+from dipole.text.encoders import networks as encoders
 from dipole.text.encoders.batch import by_tokens, make_batch
 from dipole.text.model import build_transformer, frozen_table, small_transformer, trained_table
-from dipole.text.vocabulary import build_vocabulary, load_tokens, read_vectors, word_cutter, words_vocabulary
+from dipole.text.vocabulary import counted_vocabulary, load_tokens, read_vectors, word_cutter, words_vocabulary
 from tests.runs import refused
 from tests.text.made import TINY_BERT, text_of
 
@@ -167,12 +168,12 @@ def test_transformers_that_cannot_be_loaded(tmp_path):
 
 
 def test_vocabulary_by_frequency_of_treebank_words_is_saved_and_loaded(tmp_path):
-    tokens = build_vocabulary(["b b b a a c", "c b A"], size=2)
+    tokens = counted_vocabulary([("c", 2), ("b", 4), ("a", 2), ("A", 1)], 2)
     assert len(tokens) == 3
     assert tokens.encode(["b a c zz"])[0][0] == tokens.index["b"] != 0
     assert tokens.encode(["zz"]) == [[0]]
-    assert len(build_vocabulary(["A a"], lower=True)) == 2
-    assert build_vocabulary(["A a"]).encode(["A"]) != build_vocabulary(["A a"]).encode(["a"])
+    cased = words_vocabulary(["A", "a"])
+    assert cased.encode(["A"]) != cased.encode(["a"])
     assert words_vocabulary(["a", "."]).encode(["", "  ", "a"]) == [[2], [2], [1]]
     cut = word_cutter()("I can't -- he's 1,000.5 self-made...")
     assert cut == ["I", "ca", "n't", "--", "he", "'s", "1,000.5", "self-made", "..."]

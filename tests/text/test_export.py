@@ -23,11 +23,10 @@ from transformers import AutoTokenizer
 
 from dipole.core.train.card import public_name
 from dipole.core.utils.errors import ConfigError, DataError, TrainingError
-from dipole.text import encoders
 from dipole.text.config import TextSettings
 from dipole.text.encode import SentenceEncoder
+from dipole.text.encoders import networks as encoders
 from dipole.text.encoders.batch import make_batch
-from dipole.text.encoders.networks import POOLING
 from dipole.text.export import export_as
 from dipole.text.export.sentence_transformers import export_sentence_transformer
 from dipole.text.exported import open_folder
@@ -90,7 +89,7 @@ def test_modules_stay(tmp_path, tail):
     torch.testing.assert_close(exported.encode(TEXTS, convert_to_tensor=True), wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("pooling", [*POOLING, ["cls", "mean", "lasttoken"]])
+@pytest.mark.parametrize("pooling", [*encoders.POOLING, ["cls", "mean", "lasttoken"]])
 def test_every_pooling(tmp_path, pooling):
     wanted = library_model(tmp_path, lambda: [], pooling).encode(TEXTS, convert_to_tensor=True)
     model, tokens = ours(tmp_path)

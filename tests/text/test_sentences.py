@@ -13,6 +13,8 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.trainers import WordLevelTrainer
 
 from dipole.core.utils import cache as core_cache
 from dipole.core.utils.errors import ConfigError, DataError
@@ -20,9 +22,9 @@ from dipole.text import sentences as encoding
 from dipole.text import splitting
 from dipole.text.cache import corpus_folder, load_or_build
 from dipole.text.config import TextSettings
-from dipole.text.corpus import Document, Piece, read_documents, read_pieces
-from dipole.text.sentences import Cut, encode_documents, encode_pieces
-from dipole.text.vocabulary import build_vocabulary, word_cutter, words_vocabulary
+from dipole.text.corpus import Piece, documents_of, read_pieces
+from dipole.text.sentences import Cut, encode_pieces
+from dipole.text.vocabulary import word_cutter, words_vocabulary
 from tests.ranks import start_method
 from tests.runs import refused
 from tests.systems import was_killed
@@ -79,7 +81,7 @@ def test_equals_a_plain_loop(books, tmp_path, processes, limit, lower):
         assert tokens.index == index
         assert ids_of(sentences) == ids
         assert sentences.document.tolist() == owners
-    assert sentences.longest == 9
+    assert sentences.lengths.max() == 9
     assert sentences.unknown == sum(each.count(0) for each in ids)
     again, mapped = encode_pieces(iter(()), Cut(9, lower), folder=folder)  # complete: nothing is read
     assert (again.fingerprint, mapped.fingerprint) == (tokens.fingerprint, sentences.fingerprint)
@@ -92,8 +94,11 @@ def test_vocabulary_is_that_of_the_tokenizers_library(books):
     for book in books.glob("*.txt"):
         book.write_text(book.read_text("utf-8").replace("<unk>", "word"), encoding="utf-8")
     (books / "7.txt.gz").unlink()
-    texts = [sentence for document in read_documents(str(books)) for sentence in document.sentences]
-    assert encoded(books)[0].fingerprint == build_vocabulary(texts, 20).fingerprint
+    texts = (sentence for document in documents_of(read_pieces(str(books))) for sentence in document.sentences)
+    tokens, _ = encoded(books)
+    library = Tokenizer.from_str(tokens.tokenizer.to_str())
+    library.train_from_iterator(texts, WordLevelTrainer(vocab_size=21, special_tokens=["<unk>"], show_progress=False))
+    assert tokens.tokenizer.to_str() == library.to_str()
 
 
 def test_documents_are_encoded_once_by_a_given_tokenizer(tmp_path):
@@ -102,22 +107,22 @@ def test_documents_are_encoded_once_by_a_given_tokenizer(tmp_path):
     assert sentences.document.tolist() == [0, 0, 0, 1]
     assert sentences.starts.tolist() == [0, 3, 4]
     tokens = words_vocabulary([f"w{i}" for i in range(12)])
-    found = encode_documents(DOCUMENTS, tokens, max_length=2)
-    assert len(found) == sum(len(d.sentences) for d in DOCUMENTS)
+    _, found = encode_pieces(read_pieces(DOCUMENTS), Cut(2, tokens=tokens))
+    assert len(found) == sum(map(len, DOCUMENTS))
     assert ids_of(found)[:3] == [[1, 2], [2, 3], [2]]
     assert found.document.tolist()[:6] == [0, 1, 1, 2, 2, 2]
     assert found.lengths.max() == 2
-    refused(DataError, "no sentence", encode_documents, [], tokens, 10)
-    tokens = build_vocabulary(["a b", "c"])
-    made = encode_documents([Document("one", ["a b", "c"])], tokens, 5, tmp_path)
+    cut = Cut(5, tokens=tokens)
+    refused(DataError, "no sentence", encode_pieces, [], cut)
+    _, made = encode_pieces(read_pieces(DOCUMENTS), cut, folder=tmp_path)
     (tmp_path / ".lock").unlink(missing_ok=True)
     (tmp_path / ".lock").mkdir()  # as in a folder that cannot be written
     with pytest.raises(DataError, match="cannot be cached in"):
         load_or_build(tmp_path / "tokens.bin" / "cache", lambda folder: None, lambda folder: None)
-    assert encode_documents([], tokens, 5, tmp_path).fingerprint == made.fingerprint
+    assert encode_pieces([], cut, folder=tmp_path)[1].fingerprint == made.fingerprint
 
 
-DOCUMENTS = [Document(str(i), [f"w{i} w{i + 1} .", f"w{i}", "never seen before"][: 1 + i % 3]) for i in range(9)]
+DOCUMENTS = [[f"w{i} w{i + 1} .", f"w{i}", "never seen before"][: 1 + i % 3] for i in range(9)]
 
 
 FILLING = """
@@ -210,7 +215,7 @@ def fill(folder, barrier, number):
             yield document
 
     barrier.wait(60)
-    found = encode_documents(read(), tokens, 5, folder)
+    _, found = encode_pieces(read_pieces(read()), Cut(5, tokens=tokens), folder=folder)
     (folder.parent / f"{number}.txt").write_text(found.fingerprint)
 
 
@@ -223,7 +228,8 @@ def test_two_processes_read_a_corpus_once(tmp_path):
     for process in processes:
         process.join(120)
         assert process.exitcode == 0
-    expected = encode_documents(DOCUMENTS, words_vocabulary([f"w{i}" for i in range(12)]), 5)
+    tokens = words_vocabulary([f"w{i}" for i in range(12)])
+    _, expected = encode_pieces(read_pieces(DOCUMENTS), Cut(5, tokens=tokens))
     assert [(tmp_path / f"{number}.txt").read_text() for number in range(2)] == [expected.fingerprint] * 2
     read = [line.split() for line in (tmp_path / "read.txt").read_text().splitlines()]
     assert [int(i) for _, i in read] == list(range(len(DOCUMENTS)))

@@ -18,9 +18,9 @@ from dipole.core.train.onnx_file import write_onnx
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import evaluate_run, load_run
 from dipole.core.utils.errors import CheckpointError, ConfigError, DataError, DipoleError, OptionError, TrainingError
-from dipole.text import encoders
 from dipole.text.embed import FunctionEmbedder, SentenceEmbedder, read_sentences
 from dipole.text.encode import SentenceEncoder
+from dipole.text.encoders import networks as encoders
 from dipole.text.export import export_as
 from dipole.text.exported import open_folder
 from dipole.text.model import small_transformer, trained_table

@@ -20,7 +20,7 @@ from dipole.core.cli import main
 from dipole.core.utils.download import fetch
 from dipole.core.utils.errors import DataError
 from dipole.text import prepare
-from dipole.text.corpus import read_documents
+from dipole.text.corpus import documents_of, read_pieces
 from dipole.text.wiki3029 import build, is_dump, prose
 from tests.runs import refused
 
@@ -73,7 +73,7 @@ def test_a_dump(tmp_path, name, capsys):
         assert len(set(row["sentences"])) == len(row["sentences"]) == 12
         assert all(s.removeprefix("A ").startswith(f"Article {article} says") for s in row["sentences"])
     # The files that the recipe reads.
-    assert [len(d.sentences) for d in read_documents(str(out))] == [12, 12, 12]
+    assert [len(d.sentences) for d in documents_of(read_pieces(str(out)))] == [12, 12, 12]
 
 
 def test_the_seed_and_the_articles_alone_decide(tmp_path):
@@ -197,7 +197,7 @@ def test_bookcorpus_from_a_hub_of_this_machine_or_by_hand(tmp_path, monkeypatch)
     (tmp_path / "to").mkdir()
     prepare.bookcorpus(tmp_path / "down", tmp_path / "to")
     (made,) = (tmp_path / "to").iterdir()
-    sentences = [sentence for document in read_documents(str(made)) for sentence in document.sentences]
+    sentences = [sentence for document in documents_of(read_pieces(str(made))) for sentence in document.sentences]
     assert sentences == ["one two three .", "four five six ."]
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     refused(DataError, r"give their folder as text\.corpus", prepare.bookcorpus_files)

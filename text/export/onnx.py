@@ -11,8 +11,16 @@ from dipole.core.train.card import Card, write_card
 from dipole.core.train.onnx_file import FILE, OUTPUT, TOLERANCE, write_onnx
 from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.text.encode import SentenceEncoder
-from dipole.text.encoders import BagOfWords, Channels, Projected, SentenceModel, Transformer, WordGRU
-from dipole.text.encoders.networks import Pooled, pooled
+from dipole.text.encoders.networks import (
+    BagOfWords,
+    Channels,
+    Pooled,
+    Projected,
+    SentenceModel,
+    Transformer,
+    WordGRU,
+    pooled,
+)
 from dipole.text.exported import open_folder
 from dipole.text.portable import TASK, fast_tokenizer, parts_scaled, probe_of, projected, shown, truncated
 

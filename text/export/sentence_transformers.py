@@ -19,9 +19,8 @@ from dipole.core.train.card import Card, write_card
 from dipole.core.utils.errors import TrainingError
 from dipole.core.utils.extras import needing
 from dipole.text.encode import SentenceEncoder
-from dipole.text.encoders import BagOfWords, Channels, Encoder, Projected, SentenceModel, Transformer
 from dipole.text.encoders.modeling_dipole import DipoleSentenceModel
-from dipole.text.encoders.networks import Pooled
+from dipole.text.encoders.networks import BagOfWords, Channels, Encoder, Pooled, Projected, SentenceModel, Transformer
 from dipole.text.portable import TASK, fast_tokenizer, last, probe_of, projected, with_code, write_code
 from dipole.text.vocabulary import Tokens, copied
 

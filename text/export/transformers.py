@@ -17,8 +17,7 @@ from dipole.core.train.card import Card, write_card
 from dipole.core.utils.backbone import network_class, open_exported, without_transformers_output
 from dipole.core.utils.errors import TrainingError
 from dipole.text.encode import SentenceEncoder
-from dipole.text.encoders import Transformer
-from dipole.text.encoders.networks import pooled
+from dipole.text.encoders.networks import Transformer, pooled
 from dipole.text.exported import POOLED
 from dipole.text.portable import (
     TASK,

@@ -13,10 +13,10 @@ from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.transfer import to_device
-from dipole.text import encoders
 from dipole.text.config import TextSettings
 from dipole.text.data import Data
-from dipole.text.encoders.batch import make_batch
+from dipole.text.encoders.batch import TokenBatch, make_batch
+from dipole.text.encoders.networks import SentenceModel
 
 SelfLogit = Literal["zero", "drop"]
 
@@ -25,7 +25,7 @@ SelfLogit = Literal["zero", "drop"]
 class Partners:
     """Positives and hard negatives of the anchors of a table."""
 
-    batch: encoders.TokenBatch  # B positives, then the negatives
+    batch: TokenBatch  # B positives, then the negatives
     place: Tensor  # (k,) long, of each negative among B times `most`
     most: int  # negatives of a row of the global batch
     absent: Tensor | None  # (E,) long, places c B + b of the global batch without a negative, or None
@@ -36,7 +36,7 @@ class Partners:
 class TextBatch:
     """The sentences of a step on this rank."""
 
-    batch: encoders.TokenBatch
+    batch: TokenBatch
     document: Tensor  # (B,) long
     index: Tensor  # (B,) long, of each sentence in the corpus, or of each row of the table
     seed: int  # of this step's draws
@@ -65,7 +65,7 @@ class RunForPairs:
     def send(self, values: np.ndarray) -> Tensor:
         return to_device(torch.from_numpy(values), self.device)
 
-    def send_batch(self, ids: list[np.ndarray]) -> encoders.TokenBatch:
+    def send_batch(self, ids: list[np.ndarray]) -> TokenBatch:
         batch = make_batch(ids, self.config.chunks)
         if self.device.type == "cuda":
             batch = batch.pin_memory()
@@ -130,14 +130,14 @@ class PairKind(ABC):
         )
 
     @abstractmethod
-    def embed(self, model: encoders.SentenceModel, batch: TextBatch) -> EncodedBatch:
+    def embed(self, model: SentenceModel, batch: TextBatch) -> EncodedBatch:
         """Return the embeddings of a batch and how they are paired."""
 
-    def check(self, model: encoders.SentenceModel) -> None:  # noqa: B027 - most kinds have nothing to check
+    def check(self, model: SentenceModel) -> None:  # noqa: B027 - most kinds have nothing to check
         """Raise ConfigError if the model cannot be trained on these pairs."""
 
 
-def under_masks(vectors: list[Tensor], batch: TextBatch, model: encoders.SentenceModel) -> list[Tensor]:
+def under_masks(vectors: list[Tensor], batch: TextBatch, model: SentenceModel) -> list[Tensor]:
     """Apply the dropout masks of a step to vectors (B, d)."""
     if batch.masks is None or not model.training:
         return vectors

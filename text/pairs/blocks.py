@@ -11,8 +11,8 @@ from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.class_blocks import ClassBlocks
 from dipole.core.utils.errors import ConfigError, DataError
-from dipole.text import encoders
 from dipole.text.config import TextSettings
+from dipole.text.encoders.networks import SentenceModel
 from dipole.text.pairs.base import PairKind, RunForPairs, TextBatch, example_rows
 
 
@@ -58,7 +58,7 @@ class BlockPairs(PairKind):
         starts = np.array([draw.choice(self.starts[owner]) for owner in owners])
         return setting.train_rows[(starts[:, None] + np.arange(self.size)).ravel()]
 
-    def embed(self, model: encoders.SentenceModel, batch: TextBatch) -> EncodedBatch:
+    def embed(self, model: SentenceModel, batch: TextBatch) -> EncodedBatch:
         f, _ = model(batch.batch)
         first = slice(None, None, self.size)
         rows = {"x": f.view(-1, self.size, f.shape[1]), "labels": batch.document[first], "index": batch.index[first]}

@@ -13,9 +13,10 @@ from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.text import counted
-from dipole.text import encoders
 from dipole.text.config import TextSettings
 from dipole.text.data import TableData
+from dipole.text.encoders.batch import TokenBatch
+from dipole.text.encoders.networks import Encoder, SentenceModel
 from dipole.text.pair_table import PairTable
 from dipole.text.pairs.base import PairKind, Partners, RunForPairs, TextBatch, under_masks
 
@@ -78,7 +79,7 @@ class ColumnPairs(PairKind):
             return None
         return self.setting.send(self.table.weights[rows])
 
-    def embed(self, model: encoders.SentenceModel, batch: TextBatch) -> EncodedBatch:
+    def embed(self, model: SentenceModel, batch: TextBatch) -> EncodedBatch:
         partners = batch.partners
         assert partners is not None  # `batch` makes them
         anchor = _vectors(model.f, batch.batch)
@@ -106,7 +107,7 @@ class ColumnPairs(PairKind):
         return columns(rows, None)
 
 
-def _vectors(part: encoders.Encoder, batch: encoders.TokenBatch) -> Tensor:
+def _vectors(part: Encoder, batch: TokenBatch) -> Tensor:
     """Return the vectors (B, d) of one encoder, in the order of the batch."""
     return torch.cat([part(chunk) for chunk in batch.chunks])[batch.order]
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.errors import ConfigError
-from dipole.text import encoders
 from dipole.text.config import TextSettings
 from dipole.text.encoders.batch import make_batch
+from dipole.text.encoders.networks import SentenceModel
 from dipole.text.model import never_differs
 from dipole.text.pairs.base import PairKind, TextBatch, example_rows, under_masks
 
@@ -36,12 +36,12 @@ class ViewPairs(PairKind):
             setting.row_masks(2, len(rows), mine, epoch, place),
         )
 
-    def embed(self, model: encoders.SentenceModel, batch: TextBatch) -> EncodedBatch:
+    def embed(self, model: SentenceModel, batch: TextBatch) -> EncodedBatch:
         f, _ = model(batch.batch)
         first, second = under_masks([*f.chunk(2)], batch, model)
         return EncodedBatch({"first": first, "second": second, "document": batch.document, "index": batch.index}, views)
 
-    def check(self, model: encoders.SentenceModel) -> None:
+    def check(self, model: SentenceModel) -> None:
         config = self.setting.config
         if config.transformer is None:
             return  # the settings say how it drops

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
-from dipole.text import encoders
 from dipole.text.config import TextSettings
+from dipole.text.encoders.networks import SentenceModel
 from dipole.text.pairs.base import PairKind, SelfLogit, TextBatch, example_rows
 
 
@@ -34,7 +34,7 @@ class WindowPairs(PairKind):
 
         return rows
 
-    def embed(self, model: encoders.SentenceModel, batch: TextBatch) -> EncodedBatch:
+    def embed(self, model: SentenceModel, batch: TextBatch) -> EncodedBatch:
         f, g = model(batch.batch)
         rows = {"f": f, "g": g, "document": batch.document, "index": batch.index}
         config = self.setting.config
