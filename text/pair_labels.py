@@ -32,16 +32,6 @@ class PairLabel:
     use: Literal["filter", "target"] = "filter"
     start: float | str | None = None
 
-    @property
-    def columns(self) -> list[str]:
-        """Return the column, if there is one, in a list."""
-        return [name for name in (self.column,) if name is not None]
-
-    @property
-    def weighs(self) -> bool:
-        """Whether rows have weights of their own."""
-        return self.column is not None and self.use == "target"
-
     def weight(self, cell: Any, where: str) -> float | None:
         """Return the weight of a row, or None if the row is left out."""
         if cell is None or cell != cell or (isinstance(cell, str) and not cell.strip()):  # null, NaN, blank
@@ -77,7 +67,7 @@ class PairLabel:
 
     def scaled(self, weights: Iterable[float]) -> np.ndarray | None:
         """Return the weights of all rows, (n,) float32 between 0 and 1. None if all rows have one weight."""
-        if not self.weighs:
+        if self.column is None or self.use != "target":
             return None
         found = np.array(weights, np.float64)
         top = self.start or found.max(initial=0)

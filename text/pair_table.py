@@ -4,11 +4,11 @@ import hashlib
 import re
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, compress, islice
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import numpy as np
 
@@ -44,19 +44,8 @@ USUAL = (
 WRITTEN = re.compile(r"""\[(['"]).*\1\]|b(['"]).*\2""", re.DOTALL)  # Python's lists of texts, and bytes
 TELL_AFTER = 1 << 20  # characters
 SHOWN = 5  # labels that are named in a message
-ARRAYS = ("anchor", "positive", "negatives")
-TEXTS, WEIGHTS = "texts.arrow", "weights.npy"
+TEXTS = "texts.arrow"
 TOGETHER = 10_000  # texts that are hashed together
-
-
-class Counts(TypedDict):
-    """Counts of a `PairTable`."""
-
-    columns: tuple[str, ...]
-    read: int
-    incomplete: int
-    fewer: int
-    filtered: int
 
 
 @dataclass(frozen=True)
@@ -72,28 +61,23 @@ class PairTable:
     incomplete: int = 0  # rows without anchor or positive, skipped
     fewer: int = 0  # rows without a negative, used
     filtered: int = 0  # rows that were left out because of their label
-    known: dict[str, str] = field(default_factory=dict, compare=False, repr=False)  # computed when files were written
     weights: np.ndarray | None = None  # (n,) of the rows, by their label; None: all are alike
 
     def __len__(self) -> int:
         return len(self.anchor)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Content hash of the numbers. The texts have their own."""
-        if "fingerprint" not in self.known:
-            weights = [self.weights] if self.weights is not None else []
-            self.known["fingerprint"] = hash_of(self.anchor, self.positive, self.negatives, *weights)
-        return self.known["fingerprint"]
+        arrays = (self.anchor, self.positive, self.negatives, self.weights)
+        return hash_of(*(array for array in arrays if array is not None))
 
-    @property
+    @cached_property
     def texts_hash(self) -> str:
-        if "texts_hash" not in self.known:
-            digest = hashlib.sha256()
-            for start in range(0, len(self.texts), TOGETHER):
-                digest.update("\n".join(self.texts[start : start + TOGETHER]).encode())
-            self.known["texts_hash"] = digest.hexdigest()
-        return self.known["texts_hash"]
+        digest = hashlib.sha256()
+        for start in range(0, len(self.texts), TOGETHER):
+            digest.update("\n".join(self.texts[start : start + TOGETHER]).encode())
+        return digest.hexdigest()
 
     def take(self, rows: np.ndarray) -> tuple["PairTable", np.ndarray]:
         """Return some rows as a table without texts, and the numbers that their texts had."""
@@ -116,9 +100,9 @@ class PairWriter:
     Equal texts are found by digests (128 bits of SHA-256): 16 bytes of memory for each text that is added.
     """
 
-    def __init__(self, file: Path | None = None, label: PairLabel = ALL_ROWS) -> None:
+    def __init__(self, file: Path | None, label: PairLabel) -> None:
         self._file, self._label = file, label
-        self.weights = array("d")
+        self._weights = array("d")
         self._digests = bytearray()
         self._count = 0
         self._pairs = array("q")  # places of anchor and positive of each pair among the added texts
@@ -131,10 +115,9 @@ class PairWriter:
             features = datasets.Features({"text": datasets.Value("string")})
             self._writer = datasets.arrow_writer.ArrowWriter(features=features, path=str(file))
 
-    def add(self, anchor: str, positives: Sequence[str], negatives: Sequence[str], weight: float = 1) -> None:
+    def add(self, anchor: str, positives: Sequence[str], negatives: Sequence[str], weight: float) -> None:
         """Add a pair for each positive, all with the same anchor, negatives and weight."""
-        if self._label.weighs:
-            self.weights.extend([weight] * len(positives))
+        self._weights.extend([weight] * len(positives))
         texts = [anchor, *positives, *negatives]
         for text in texts:
             self._digests += hashlib.sha256(text.encode()).digest()[:16]
@@ -149,83 +132,60 @@ class PairWriter:
             self._fewer.append(len(negatives))
             self._negatives.extend(others[len(positives) :])
 
-    def table(self, **counts: Unpack[Counts]) -> PairTable:
+    def table(self, counts: dict[str, Any]) -> PairTable:
         """Return the table in memory."""
-        numbers, is_first = _numbered(self._digests)
-        texts = list(compress(self._texts, is_first))
-        return PairTable(texts, *self._arrays(numbers), **counts, weights=self._label.scaled(self.weights))
+        arrays, is_first = self._arrays()
+        return PairTable(list(compress(self._texts, is_first)), **arrays, **counts)
 
-    def write(self, folder: Path) -> None:
-        """Write the distinct texts and the numbers."""
+    def write(self, folder: Path) -> list[str]:
+        """Write the distinct texts and the numbers. Return the names of the files."""
         self._writer.finalize()
-        numbers, is_first = _numbered(self._digests)
+        arrays, is_first = self._arrays()
         datasets = READER.package("datasets")
         every = datasets.Dataset.from_file(str(self._file)).with_format("arrow")
         with quiet(datasets), replacing(folder / TEXTS) as temporary:
             every.select(np.flatnonzero(is_first)).map(batched=True, cache_file_name=str(temporary))
-        for name, values in zip(ARRAYS, self._arrays(numbers), strict=True):
+        for name, values in arrays.items():
             with atomic_file(folder / f"{name}.npy") as file:
                 np.save(file, values)
-        weights = self._label.scaled(self.weights)
-        if weights is not None:
-            with atomic_file(folder / WEIGHTS) as file:
-                np.save(file, weights)
+        return [TEXTS, *(f"{name}.npy" for name in arrays)]
 
-    def _arrays(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return anchor (n,), positive (n,) and negatives (n, m)."""
+    def _arrays(self) -> tuple[dict[str, Any], np.ndarray]:
+        """Return the arrays of a `PairTable`, and which of the added texts are first occurrences."""
+        # Equal digests have one number, in the order of their first occurrence.
+        digests = np.frombuffer(self._digests, "V16")
+        _, first, place = np.unique(digests, return_index=True, return_inverse=True)
+        is_first = first[place] == np.arange(len(digests))
+        numbers = (np.cumsum(is_first) - 1)[first[place]]
         pairs = numbers[np.array(self._pairs, np.int64)].reshape(-1, 2)
         counts = np.array(self._fewer, np.int64)
         present = np.arange(counts.max(initial=0)) < counts[:, None]
         negatives = np.full(present.shape, -1, np.int64)
         negatives[present] = numbers[np.array(self._negatives, np.int64)]
-        return pairs[:, 0], pairs[:, 1], negatives
+        arrays: dict[str, Any] = {"anchor": pairs[:, 0], "positive": pairs[:, 1], "negatives": negatives}
+        weights = self._label.scaled(self._weights)
+        if weights is not None:
+            arrays["weights"] = weights
+        return arrays, is_first
 
 
-def _numbered(data: bytearray) -> tuple[np.ndarray, np.ndarray]:
-    """Number equal digests alike, in the order of their first occurrence, and say which is a first occurrence."""
-    digests = np.frombuffer(bytes(data), np.uint64).reshape(-1, 2)
-    order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable: equal digests stay in their order
-    in_order = digests[order]
-    heads = np.ones(len(order), bool)
-    heads[1:] = (in_order[1:] != in_order[:-1]).any(1)
-    first = np.empty(len(order), np.int64)
-    first[order] = order[heads][np.cumsum(heads) - 1]
-    is_first = first == np.arange(len(first))
-    return (np.cumsum(is_first) - 1)[first], is_first
-
-
-def write_table(folder: Path, fill: Callable[[PairWriter], Counts], label: PairLabel = ALL_ROWS) -> None:
-    """Write the files of a table. `fill` adds its rows."""
-    remove_scratch(folder)  # of a killed process
-    with scratch(folder / TEXTS) as temporary:
-        writer = PairWriter(temporary, label)
-        counts = fill(writer)
-        writer.write(folder)
-    table = _opened(folder, counts, {})
-    known = {"fingerprint": table.fingerprint, "texts_hash": table.texts_hash}
-    files = [TEXTS, *(f"{name}.npy" for name in ARRAYS)]
-    if table.weights is not None:
-        files.append(WEIGHTS)
-    write_index(folder, {"counts": counts, "known": known}, files)
-
-
-def load_table(folder: Path) -> PairTable | None:
+def _load(folder: Path) -> PairTable | None:
     """Open the table of a complete folder. Return None, or raise, if it is incomplete or damaged."""
     index = read_index(folder)
     if index is None:
         return None
-    return _opened(folder, index["counts"], index["known"])
+    return _opened(folder, index["files"], index["counts"], index["known"])
 
 
-def _opened(folder: Path, counts: Counts, known: dict[str, str]) -> PairTable:
+def _opened(folder: Path, files: Iterable[str], counts: dict[str, Any], known: dict[str, str]) -> PairTable:
     texts = READER.package("datasets").Dataset.from_file(str(folder / TEXTS))["text"]
     # Slices of plain arrays are made several times as fast as slices of memory maps.
-    anchor, positive, negatives = (np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ARRAYS)
-    counts = {**counts, "columns": tuple(counts["columns"])}
-    weights = None
-    if (folder / WEIGHTS).is_file():
-        weights = np.load(folder / WEIGHTS)
-    return PairTable(texts, anchor, positive, negatives, **counts, known=dict(known), weights=weights)
+    arrays: dict[str, Any] = {
+        Path(each).stem: np.asarray(np.load(folder / each, mmap_mode="r")) for each in files if each != TEXTS
+    }
+    table = PairTable(texts, **arrays, **{**counts, "columns": tuple(counts["columns"])})
+    vars(table).update(known)  # the cached properties
+    return table
 
 
 def read_pairs(
@@ -259,18 +219,28 @@ def read_pairs(
     if columns is not None:
         check_columns(columns)
 
-    def read(writer: PairWriter) -> Counts:
+    def read(writer: PairWriter) -> dict[str, Any]:
         rows = located_rows(source, split, encoding, READER)
         counts = _read(writer, islice(rows, limit), source, columns, label, tell)
         if not unchanged():
             raise DataError(f"{source} was changed while it was read. Nothing is cached; start again later.")
         return counts
 
+    def build(folder: Path) -> None:
+        remove_scratch(folder)  # of a killed process
+        with scratch(folder / TEXTS) as temporary:
+            writer = PairWriter(temporary, label)
+            counts = read(writer)
+            files = writer.write(folder)
+        table = _opened(folder, files, counts, {})
+        known = {"fingerprint": table.fingerprint, "texts_hash": table.texts_hash}
+        write_index(folder, {"counts": counts, "known": known}, files)
+
     if folder is None:
-        writer = PairWriter(label=label)
-        table = writer.table(**read(writer))
+        writer = PairWriter(None, label)
+        table = writer.table(read(writer))
     else:
-        table = load_or_build(folder, load_table, partial(write_table, fill=read, label=label))
+        table = load_or_build(folder, _load, build)
     if table.incomplete or table.fewer:
         anchor, positive, *_ = table.columns
         notes = []
@@ -289,7 +259,7 @@ def _read(
     columns: Sequence[str] | None,
     label: PairLabel,
     tell: Told | None,
-) -> Counts:
+) -> dict[str, Any]:
     """Add complete rows to a table, and return what `PairTable` tells of the others."""
     names: tuple[str, ...] = ()
     incomplete = fewer = read = characters = filtered = 0
@@ -301,8 +271,9 @@ def _read(
             require_columns(row, columns or ("anchor", "positive"), where)
         if not names:
             names = tuple(columns or _usual(row, where))
-            require_columns(row, [*names, *label.columns], where)
-            unused = UnusedColumns(row, [*names, *label.columns], columns is not None)
+            used = [name for name in (*names, label.column) if name is not None]
+            require_columns(row, used, where)
+            unused = UnusedColumns(row, used, columns is not None)
             for name in names:
                 if WRITTEN.fullmatch(str(row.get(name))):
                     cell = f"{where}: {name!r} holds a list or bytes as text, {str(row[name])[:40]!r}"

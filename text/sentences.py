@@ -4,8 +4,8 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,6 @@ class Sentences:
     tokens: np.ndarray  # (T,) int32
     offsets: np.ndarray  # (n + 1,) int64
     document: np.ndarray  # (n,) int32, rising
-    known: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # computed when files were written
 
     def __len__(self) -> int:
         return len(self.document)
@@ -42,20 +41,15 @@ class Sentences:
     def lengths(self) -> np.ndarray:
         return np.diff(self.offsets)
 
-    @property
+    @cached_property
     def unknown(self) -> int:
         """Number of tokens with id 0."""
-        return int(self._known("unknown", lambda: int((self.tokens == 0).sum())))
+        return int((self.tokens == 0).sum())
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Content hash of tokens and boundaries."""
-        return str(self._known("fingerprint", lambda: hash_of(self.tokens, self.offsets, self.document)))
-
-    def _known(self, name: str, compute: Callable[[], Any]) -> Any:
-        if name not in self.known:
-            self.known[name] = compute()
-        return self.known[name]
+        return hash_of(self.tokens, self.offsets, self.document)
 
     @property
     def starts(self) -> np.ndarray:
@@ -354,17 +348,19 @@ def _write(folder: Path, blocks: Iterable[tuple[np.ndarray, np.ndarray, np.ndarr
     files = [f"{name}.bin" for name in ARRAYS]
     if owns_tokenizer:
         files.append(TOKENIZER)
-    write_index(folder, known, files)
+    write_index(folder, {"known": known}, files)
 
 
 def _load(folder: Path, tokens: Tokens | None) -> tuple[Tokens, Sentences] | None:
     index = read_index(folder)
     if index is None:
         return None
-    return tokens or load_tokens(folder / TOKENIZER), _mapped(folder, index)
+    return tokens or load_tokens(folder / TOKENIZER), _mapped(folder, index["known"])
 
 
 def _mapped(folder: Path, known: dict[str, Any]) -> Sentences:
     # Slices of plain arrays are made several times as fast as slices of memory maps.
     arrays = {name: np.asarray(np.memmap(folder / f"{name}.bin", dtype, mode="r")) for name, dtype in ARRAYS.items()}
-    return Sentences(arrays["tokens"], arrays["offsets"], arrays["document"], dict(known))
+    sentences = Sentences(**arrays)
+    vars(sentences).update(known)  # the cached properties
+    return sentences
