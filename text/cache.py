@@ -127,10 +127,9 @@ def file_stamps(config: TextSettings) -> list[tuple[str, int, int]]:
 
 
 def load_or_build(folder: Path, load: Callable[[Path], T | None], build: Callable[[Path], None]) -> T:
-    """Load a folder, or build it first if it is missing or damaged. Other processes wait meanwhile.
+    """Load a folder, or build it first if `load` returns None or raises. Other processes wait meanwhile.
 
-    A complete folder is read without a lock, so it can be read-only. If the folder is incomplete or damaged, `load`
-    returns None or raises any exception.
+    A complete folder is read without a lock, so it can be read-only.
     """
     content = found(partial(load, folder))
     if content is not None:

@@ -77,20 +77,11 @@ def read_pieces(
     split: str = "train",
     encoding: str = "utf-8",
 ) -> Iterator[Piece]:
-    """Yield a corpus in pieces of a few megabytes, not yet cut into sentences.
+    """Yield a corpus in pieces of a few megabytes, not yet cut into sentences. Settings are those of [text].
 
-    Args:
-        source: "pydoc", a file, a folder, "hub:NAME" or "hub:NAME:SUBSET" (streamed), or any iterable of rows: strings,
-            lists of sentences, or mappings.
-        unit: "documents": a row or text file is running text. "sentences": a row, or a line of a text file, is one
-            sentence, and consecutive rows are neighbours.
-        column: column that holds the text (a string, or a list of sentences). By default one with a usual name, or the
-            only column of a CSV file that is not numeric.
-        split: of a data set.
-        encoding: of text and CSV files.
-
-    Raises:
-        DataError: the source is missing, or a file cannot be read. The message names the file.
+    The source can also be rows: strings, lists of sentences, or mappings. With the unit "sentences" a row, or a line of
+    a text file, is one sentence, and consecutive rows are neighbours. The column is by default one with a usual name,
+    or the only column of a CSV file that is not numeric. Raise DataError if the source is missing or cannot be read.
     """
     if not isinstance(source, str):
         rows = ((f"the given rows, row {number}", row) for number, row in enumerate(source, 1))

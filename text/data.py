@@ -28,15 +28,9 @@ ANOTHER_TOKENIZER = "Set text.tokenizer to one of the text's language, such as t
 
 
 class Data(ABC):
-    """Numbered sentences and their split.
+    """Numbered sentences, or the distinct texts of a table, and their split."""
 
-    Attributes:
-        tokens: the tokenizer.
-        sentences: all sentences, or the distinct texts of a table.
-        row: what a row is called in messages.
-    """
-
-    row = "sentence"
+    row = "sentence"  # what a row is called in messages
 
     def __init__(self, config: TextSettings, tokens: Tokens, sentences: Sentences) -> None:
         self.config, self.tokens, self.sentences = config, tokens, sentences

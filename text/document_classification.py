@@ -19,11 +19,8 @@ CHUNK = 1000  # documents whose sentences are encoded together
 def labelled_documents(source: str, column: str | None = None) -> Iterator[tuple[Document, str, bool]]:
     """Yield documents with their class, and whether they are for testing.
 
-    Args:
-        source: a file of rows (`located_rows`) with columns of the text and of `label`, or "hub:NAME" with the splits
-            train and test. A row of a file can have a `split`, train or test. Otherwise every fifth document of
-            a class is for testing.
-        column: column that holds the text, as in `read_pieces`, whose errors it has.
+    The source is a file of rows with columns of the text and of `label`, or "hub:NAME" with the splits train and test.
+    A row of a file can have a `split`, train or test. Otherwise every fifth document of a class is for testing.
     """
     seen: dict[str, int] = {}
     for part, rows in _labelled_rows(source):

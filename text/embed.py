@@ -48,11 +48,7 @@ class FunctionEmbedder(Embedder):
 
 
 class SentenceEmbedder(FunctionEmbedder):
-    """A `SentenceEncoder` for `dipole embed`.
-
-    `features` are "encoder" (the vectors that are evaluated, scaled as text.normalize says) or "embedding" (f and g as
-    the objective sees them, not scaled).
-    """
+    """A `SentenceEncoder` for `dipole embed`. The features "embedding" are f and g as the objective sees them."""
 
     def __init__(self, encoder: SentenceEncoder, features: str | None = None) -> None:
         scaling = encoder.normalize

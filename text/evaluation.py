@@ -163,12 +163,9 @@ CHUNK = 256  # anchors whose scores are held at once
 def next_sentence(f: Tensor, g: Tensor, document: Tensor) -> dict[str, float]:
     """Rank the next sentence among all held-out ones by the cosine of f(sentence) and g(candidate), both (n, d).
 
-    The last sentence of a document is no query, the sentence itself no candidate.
-
-    Returns:
-        "next@1" and "next@10", shares of queries whose next sentence ranks first or among ten, "next_mrr", the mean of
-        1 / rank, and "chance@1". Among candidates of equal score the order is random, and the numbers are its mean.
-        Raise DataError if a vector is not finite.
+    The last sentence of a document is no query, the sentence itself no candidate. Return "next@1" and "next@10", shares
+    of queries whose next sentence ranks first or among ten, "next_mrr", the mean of 1 / rank, and "chance@1", means
+    over all orders of equal scores. Raise DataError if a vector is not finite.
     """
     document = document.to(f.device)
     queries = torch.nonzero(document[:-1] == document[1:]).squeeze(1)
@@ -182,18 +179,11 @@ def next_sentence(f: Tensor, g: Tensor, document: Tensor) -> dict[str, float]:
 
 
 def find_positives(f: Tensor, g: Tensor, anchor: Tensor, positive: Tensor, negatives: Tensor) -> dict[str, float]:
-    """Rank the positive of every row among all positives and negatives, by cosine.
+    """Rank the positive of every row among all positives and negatives by cosine, in the metrics of `next_sentence`.
 
-    The anchor's own text and its other positives are no candidates.
-
-    Args:
-        f, g: (t, d) of distinct texts as anchors and as candidates. anchor, positive: (n,) numbers of texts.
-        negatives: (n, m) the same, negative numbers where a row has fewer.
-
-    Returns:
-        "positive@1" and "positive@10", shares of rows whose positive ranks first or among ten, "positive_mrr", the
-        mean of 1 / rank, and "chance@1". With negatives also "triplet/accuracy", the share of negatives that are
-        farther from the anchor than the positive. Raise DataError if a vector is not finite.
+    `f` and `g` are (t, d), of distinct texts as anchors and as candidates. `anchor` and `positive` are (n,) numbers of
+    texts, `negatives` (n, m), negative where a row has fewer. The anchor's own text and its other positives are no
+    candidates. "triplet/accuracy" is the share of negatives that are farther from the anchor than the positive.
     """
     f, g = _unit(f), _unit(g)
     anchor, positive, negatives = (texts.to(f.device) for texts in (anchor, positive, negatives))
@@ -234,7 +224,7 @@ def _ranks(scores: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rank_metrics(name: str, above: Tensor, equal: Tensor, candidates: int) -> dict[str, float]:
-    """Return the mean over all orders of equal scores, so that equal vectors reach what chance does."""
+    """Return means over all orders of equal scores, so that equal vectors reach what chance does."""
     above, equal = above.double(), equal.double() + 1
     reciprocal = (torch.digamma(above + equal + 1) - torch.digamma(above + 1)) / equal  # mean of 1 / rank
     return {

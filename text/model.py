@@ -246,9 +246,7 @@ def build_transformer(
 ) -> Transformer:
     """Build a transformer from a checkpoint folder, a name on the Hub or a config file.
 
-    A config file, or weights = "random", gives random weights. The vocabulary of a config file is enlarged to the
-    number of tokens `vocabulary`. Raise ConfigError if the model cannot be loaded, reads no text, or contradicts a
-    setting.
+    A config file, or weights = "random", gives random weights, for as many tokens as `vocabulary` at least.
     """
     place = NetworkSource(source, "text.transformer", weights)
     random = weights == "random" or (place.path is not None and not place.weight_files)

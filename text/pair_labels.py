@@ -86,15 +86,12 @@ def plain_name(name: Any) -> str:
 
 
 class UnusedColumns:
-    """Columns that are not used. Labels among them must not vary if the others were found by their usual names.
+    """Columns of the first row that are not used. Labels among them must not vary.
 
-    Args:
-        row: the first row.
-        used: names of columns that are used.
-        are_chosen: the user has named the columns. Labels that vary give a warning, and no error.
+    If the user has chosen the columns (`are_chosen`), labels that vary give a warning, and no error.
     """
 
-    def __init__(self, row: dict[str, Any], used: Iterable[str], are_chosen: bool = False) -> None:
+    def __init__(self, row: dict[str, Any], used: Iterable[str], are_chosen: bool) -> None:
         self.names = [str(name) for name in row if name not in used]
         self.labels = {name: str(row[name]) for name in row if plain_name(name) in USUAL and name not in used}
         self._are_chosen = are_chosen

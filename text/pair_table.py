@@ -204,17 +204,9 @@ def read_pairs(
 
     A cell is a text. A negative can be a list of texts, each a negative. So can a positive: then every text of it
     makes a row. A cell that is absent, null, empty or blank is missing. A row without its anchor or positive is
-    skipped. A row without a negative is used. A warning gives both numbers.
-
-    Args:
-        source: see `rows.located_rows`.
-        columns: anchor, positive and any negatives. None: the usual names (`USUAL`).
-        folder: caches the table as memory-mapped files. None: stay in memory.
-        label: which rows are pairs. Without it, a column with a usual name for labels must hold one value.
-        unchanged: returns False if the source has changed since the folder was named.
-
-    Raises:
-        DataError: the table cannot be read or cached. The message names file and line.
+    skipped. A row without a negative is used. A warning gives both numbers. Without `columns`, those with usual names
+    are used. Without `label`, a column with a usual name for labels must hold one value. A folder caches the table as
+    memory-mapped files. `unchanged` returns False if the source has changed since the folder was named.
     """
     if columns is not None:
         check_columns(columns)

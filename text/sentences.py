@@ -139,20 +139,11 @@ def encode_pieces(
     tell: Told | None = None,
     unchanged: Callable[[], bool] = lambda: True,
 ) -> tuple[Tokens, Sentences]:
-    """Cut a corpus into sentences, build a vocabulary if there is no tokenizer, and number the tokens.
+    """Cut the first `limit` sentences of a corpus, build a vocabulary if there is no tokenizer, and number the tokens.
 
-    Memory is bounded by some tens of megabytes of text, plus the words. Counting is exact. The result does not depend
-    on the number of processes.
-
-    Args:
-        pieces: of the corpus, in a fixed order. Not read if the folder is complete.
-        limit: use the first sentences only.
-        folder: caches the ids as memory-mapped files. An interrupted call continues there. None: stay in memory.
-        size: characters of a block.
-        unchanged: returns False if the corpus has changed since the folder was named.
-
-    Raises:
-        DataError: there is no sentence, the folder cannot be written, or the corpus changed during reading.
+    Memory is bounded by some tens of megabytes of text, plus the words. The result does not depend on the number of
+    processes. A folder caches the ids as memory-mapped files. If it is complete, the pieces are not read, and an
+    interrupted call continues there. `unchanged` returns False if the corpus has changed since the folder was named.
     """
     blocks = blocks_of(_readable(pieces), size)
     if folder is None:

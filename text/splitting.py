@@ -86,8 +86,7 @@ def split_sentences(text: str) -> list[str]:
     """Cut running text into sentences with NLTK's Punkt and a fixed list of English abbreviations.
 
     The sentence marks of other scripts end a sentence too, with the closing quotation marks behind them (UAX 29, rules
-    SB9 to SB11). Thai and Lao have none: their sentences end at a blank between two letters. A blank line ends a
-    sentence. Other line breaks count as blanks. No model is downloaded.
+    SB9 to SB11). Thai and Lao sentences end at a blank between two letters. A blank line ends a sentence.
     """
     sentences: list[str] = []
     for paragraph in paragraphs(StringIO(text)):

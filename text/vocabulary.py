@@ -171,13 +171,10 @@ def _options_beside(path: Path) -> dict[str, Any]:
 
 
 class Tokens:
-    """A tokenizer and its vocabulary. Wraps `tokenizers.Tokenizer` so that words and subwords are one thing.
+    """A tokenizer of the tokenizers library and its vocabulary. Its padding and truncation are switched off.
 
-    Args:
-        tokenizer: of the tokenizers library. Its padding and truncation are switched off.
-        options: what transformers stores with it (`OPTIONS`), for exports. `truncation_side` also holds here.
-        prompts: texts to put before a sentence, by name, as in sentence-transformers.
-        default_prompt: name of the prompt that `encode` puts before every sentence. None: no prompt.
+    `options` are what transformers stores with it (`OPTIONS`), for exports. `truncation_side` also holds here.
+    `prompts` are texts by name, as in sentence-transformers. `encode` puts the default one before every sentence.
     """
 
     def __init__(
@@ -299,14 +296,9 @@ def expand(
 ) -> tuple[list[str], np.ndarray]:
     """Map the vectors of new words into a trained table (Kiros et al. 2015, Sec. 2.2, and the Quick-Thought code).
 
-    The map is linear with intercept, fitted by least squares on the shared words. Words with an underscore (phrases of
-    word2vec) are skipped.
-
-    Args:
-        index: word -> row of the table. table: (V, d) trained. vectors: (n, m) of `vector_words`.
-
-    Returns:
-        the added words, and their embeddings (k, d).
+    The map is linear with intercept, fitted by least squares on the shared words. `index` maps words to rows of the
+    table (V, d). Words with an underscore (phrases of word2vec) are skipped. Return the added words and their
+    embeddings (k, d).
     """
     shared = [i for i, word in enumerate(vector_words) if word in index and index[word] != 0]
     if not shared:
@@ -328,8 +320,7 @@ WORD_OR_END = re.compile(_PLAIN + "|\n")
 def number_words(sentences: Sequence[str], lower: bool) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Number words in the order of their first occurrence.
 
-    Returns:
-        (T,) int32 numbers, EMPTY for a sentence without words, (n,) int32 lengths of the sentences, and the words.
+    Return (T,) int32 numbers, EMPTY for a sentence without words, (n,) int32 lengths of the sentences, and the words.
     """
     index: dict[str, int] = {}
     if not sentences:

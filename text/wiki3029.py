@@ -48,20 +48,9 @@ def build(
 ) -> ArticleCounts:
     """Write `articles` rows of an `id` and `sentences` sentences as JSON lines, what the recipe wiki3029-blocks reads.
 
-    Articles are drawn without replacement from those that have enough different sentences of enough words, and of each
-    some of its sentences, in an order that is drawn as well: a split by position is a random one. Both depend on the
-    seed and the article alone, not on the order of the source. The file is written atomically. Arora et al. 2019,
-    Sec. 8, say no more than the two numbers. The minimum of words is our choice.
-
-    Args:
-        source: a MediaWiki dump, a file of articles as JSON or parquet, or a folder of such files or of texts.
-        out: NAME.jsonl or NAME.jsonl.gz.
-        words: of a sentence, at least.
-        unit: whether a text file is running text, or has a sentence in every line.
-        encoding: of text files.
-
-    Raises:
-        DataError: where the source cannot be read, too few of its articles are long enough, or `out` cannot be written.
+    Articles with enough different sentences of at least `words` words, and the sentences of each, are drawn in a random
+    order. Draws depend on the seed and the article alone. Arora et al. 2019, Sec. 8, say no more than the two numbers.
+    The minimum of words is our choice. Arguments are those of the command (`text/commands.py`).
     """
     if not out.name.endswith((".jsonl", ".jsonl.gz")):
         raise DataError(f"{out} must be named NAME.jsonl or NAME.jsonl.gz.")

@@ -30,15 +30,11 @@ class Encoder(nn.Module):
 
 
 class WordGRU(Encoder):
-    """Final state of a GRU over word embeddings. "bi" joins two of half the width, "combine" joins uni and bi.
+    """Final state of a GRU over word embeddings. "bi" joins two of half the width, "combine" uni and bi of the width.
 
     It follows the Quick-Thought code (`s2v_model.py`) except for the cell. TensorFlow's GRU applies the reset gate
     before the recurrent product and starts with gate bias 1. PyTorch's GRU applies it afterwards and starts with
     uniform biases. Weights cannot be exchanged.
-
-    Args:
-        table: word embeddings, shared with other encoders if they hold the same module.
-        width: of the output. "combine" gives twice that.
     """
 
     table: nn.Embedding

@@ -33,8 +33,7 @@ _READ: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 def with_modules(part: Encoder, source: str | None, pooling: str = "mean") -> Encoder:
     """Return the encoder with the modules that follow the transformer in a sentence-transformers folder.
 
-    A source of another library, or None, leaves the encoder unchanged. Raise ConfigError if a module is unknown, a
-    file is missing, or the folder has another pooling.
+    A source of another library, or None, leaves the encoder unchanged.
     """
     if source is None or not (modules := _modules(source)):
         return part

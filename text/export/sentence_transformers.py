@@ -116,8 +116,7 @@ def _layer(own: nn.Module, a: dict[str, Any]) -> nn.Module:
         norm.norm.load_state_dict(own.state_dict())
         return norm
     activation = getattr(nn, a["activation"])()
-    residual: dict[str, Any] = {"use_residual": True} if a["residual"] else {}  # older versions lack the argument
-    dense = Dense(a["size"], a["out"], a["bias"], activation, **residual)
+    dense = Dense(a["size"], a["out"], a["bias"], activation, use_residual=a["residual"])
     dense.load_state_dict(own.state_dict())
     return dense
 

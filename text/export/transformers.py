@@ -31,7 +31,12 @@ from dipole.text.portable import (
     write_code,
 )
 
-CLOSE = 1e-5
+HOW = {
+    "cls": "states[:, 0]",
+    "mean": '(states * batch["attention_mask"][..., None]).sum(1) / batch["attention_mask"].sum(1, keepdim=True)',
+    "lasttoken": 'states[range(len(states)), batch["attention_mask"].sum(1) - 1]',
+}
+"""Pooling -> its code in the model card."""
 
 
 @without_transformers_output()
@@ -40,11 +45,13 @@ def export(encoder: SentenceEncoder, folder: Path, record: Any) -> None:
     model = projected(encoder)
     is_plain = model.g is None and isinstance(model.f, Transformer)
     texts = [text for text in probe_of(encoder) if text]  # plain models have no vector of an empty sentence
+    mode = "cls"
     if is_plain:
         part: Any = model.f
+        mode = part.pooling
         part.model.save_pretrained(folder)
         # Such a model has no place of its own for the pooling.
-        told = json.loads((folder / "config.json").read_text(encoding="utf-8")) | {POOLED: pooling_of(encoder)}
+        told = json.loads((folder / "config.json").read_text(encoding="utf-8")) | {POOLED: mode}
         (folder / "config.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
         wanted = encoder.encode(texts, normalize="none")
     else:
@@ -52,46 +59,30 @@ def export(encoder: SentenceEncoder, folder: Path, record: Any) -> None:
         write_code(folder)
         wanted = encoder.encode(texts)
     fast_tokenizer(encoder.tokens, encoder.max_length).save_pretrained(folder)
-    off = float(np.abs(_vectors(texts, encoder, folder, is_plain) - wanted).max())
-    if not off < CLOSE:
+    off = float(np.abs(_vectors(texts, encoder, folder, mode) - wanted).max())
+    if not off < 1e-5:
         raise TrainingError(f"the exported folder would give vectors that differ by {off:.2g} from the run's")
-    write_card(folder, _card(encoder, is_plain), record, record.data)
-
-
-def pooling_of(encoder: SentenceEncoder) -> str:
-    """How a plain transformer's hidden states become a vector."""
-    part = encoder.model.f
-    if isinstance(part, Transformer):
-        return part.pooling
-    return "cls"
+    write_card(folder, _card(encoder, is_plain, HOW[mode]), record, record.data)
 
 
 @torch.no_grad()
-def _vectors(texts: list[str], encoder: SentenceEncoder, folder: Path, is_plain: bool) -> np.ndarray:
+def _vectors(texts: list[str], encoder: SentenceEncoder, folder: Path, mode: str) -> np.ndarray:
     """Compute vectors as the model card describes. Vectors of plain models are not scaled."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     cut = encoder.max_length is not None
     batch = tokenizer(prompted(encoder, texts), padding=True, truncation=cut, return_tensors="pt")
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     states = open_exported(folder, torch.device("cpu"))(**inputs).last_hidden_state
-    mode = "cls"
-    if is_plain:
-        mode = pooling_of(encoder)
     return pooled(states, inputs["attention_mask"].bool(), mode).numpy()
 
 
-def _card(encoder: SentenceEncoder, is_plain: bool) -> Card:
+def _card(encoder: SentenceEncoder, is_plain: bool, how: str) -> Card:
     trust, note, network = ", trust_remote_code=True", "", "AutoModel"
     if is_plain:
         part: Any = encoder.model.f
         trust, network = "", network_class(part.model.config).__name__
         if encoder.normalize != "none":
             note = f"The run scales its vectors: {encoder.normalize!r} (whole ones to unit length)."
-    how = "states[:, 0]"
-    if is_plain and pooling_of(encoder) == "mean":
-        how = '(states * batch["attention_mask"][..., None]).sum(1) / batch["attention_mask"].sum(1, keepdim=True)'
-    if is_plain and pooling_of(encoder) == "lasttoken":
-        how = 'states[range(len(states)), batch["attention_mask"].sum(1) - 1]'
     usage = f"""
 from transformers import AutoTokenizer, {network}
 

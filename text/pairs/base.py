@@ -85,24 +85,14 @@ class RunForPairs:
 
 
 class PairKind(ABC):
-    """One value of `text.pairs`. A new kind is a file in this folder and an entry in `PAIR_KINDS`.
-
-    Attributes:
-        setting: what batches are drawn from.
-        available: rows, or blocks times their size, that an epoch can use.
-        steps_per_epoch: batches of an epoch.
-        notes: warnings for the user.
-    """
+    """One value of `text.pairs`. A new kind is a file in this folder and an entry in `PAIR_KINDS`."""
 
     name: ClassVar[str]
-    notes: Sequence[str] = ()
-    setting: RunForPairs
-    available: int
-    steps_per_epoch: int
+    notes: Sequence[str] = ()  # warnings for the user
 
     def __init__(self, setting: RunForPairs) -> None:
         self.setting = setting
-        self.available = len(setting.train_rows)
+        self.available = len(setting.train_rows)  # rows, or blocks times their size, that an epoch can use
         self.steps_per_epoch = self.available // setting.batch_size
 
     @staticmethod

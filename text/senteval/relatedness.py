@@ -52,11 +52,8 @@ def fit_relatedness(
     """Train SentEval's softmax regression on |u-v|, u*v and return (best dev Pearson, test predictions).
 
     Squared error against `soft_targets`, Adam at its defaults, batches of 64. After every 50 passes the model is saved
-    if the dev Pearson rose, and the fourth look without a rise ends the training (SentEval, tools/relatedness.py; it
-    runs on a GPU only, this on any device's CPU).
-
-    Args:
-        features: "train", "dev", "test": (N, 2d). scores: the same keys, gold scores in [0, 5].
+    if the dev Pearson rose, and the fourth look without a rise ends the training (SentEval, tools/relatedness.py).
+    Keys are "train", "dev" and "test", features (N, 2d), scores from 0 to 5.
     """
     from scipy.stats import pearsonr
 
@@ -127,9 +124,8 @@ def cosine(left: np.ndarray, right: np.ndarray) -> float:
 def sts_result(systems: Mapping[str, Sequence[float]], golds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """Correlations per data set and over all of them, in SentEval's keys.
 
-    The three ways in which papers sum up one STS year differ by several points, so all are given, for Pearson and
-    Spearman: "mean" and "wmean" over the data sets (plain and weighted by their sizes, as in SentEval), and "all" (one
-    correlation of all pairs of all data sets, as in SimCSE).
+    Papers sum up one STS year in three ways: "mean" and "wmean" over the data sets (plain and weighted by their sizes,
+    as in SentEval), and "all" (one correlation of all pairs of all data sets, as in SimCSE).
     """
     from scipy.stats import pearsonr, spearmanr
 

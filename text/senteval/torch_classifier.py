@@ -106,20 +106,13 @@ class Fitted:
 def fit_all(
     features: Tensor, labels: Tensor, classes: int, fits: Sequence[Fit], settings: Classifier, seed: int
 ) -> list[Fitted]:
-    """Train every model as SentEval's `MLP.fit` does, models with equally many training rows stepped together.
+    """Train every model on rows (N, d) and labels (N,) as SentEval's `MLP.fit` does. All list equally many decays.
 
-    Every fit of SentEval seeds numpy and torch with the same number, so fits of one size share their initial weights
-    and the order of their batches. torch's own optimizer, which works element by element, steps the stacked weights.
-
-    The rules followed (SentEval at 5d6dc11, tools/classifier.py): one loop is `epoch_size` passes. The count of loops
-    without improvement is never reset and training stops at the (tenacity + 1)-th. The loss is the mean over the batch.
-    The weight decay holds for the intercept, too. Without early-stopping rows the first 5 % of one permutation are
-    split off.
-
-    Args:
-        features: (N, d) float32. labels: (N,) long, 0..classes-1.
-        fits: the models. All of them must list equally many weight decays.
-        seed: seed of every fit.
+    Models with equally many training rows are stepped together: SentEval seeds every fit with the same number, so they
+    share their initial weights and the order of their batches. Its rules (at 5d6dc11, tools/classifier.py): one loop is
+    `epoch_size` passes. The count of loops without improvement is never reset and training stops at the
+    (tenacity + 1)-th. The loss is the mean over the batch. The weight decay holds for the intercept, too. Without
+    early-stopping rows the first 5 % of one permutation are split off.
     """
     out: dict[int, Fitted] = {}
     for size in {len(fit.train) for fit in fits}:
