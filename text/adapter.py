@@ -84,7 +84,7 @@ class TextAdapter(Adapter):
             tokens = self._folder.applied(tokens)
         self.data = load_data(config, tokens, self._max_length, self.rank)
         self.tokens = self.data.tokens
-        self.data.check(self.batch_size, self.validation, is_loud=self.rank == 0)
+        self.data.check(self.batch_size, self.part, self.validation, is_loud=self.rank == 0)
         self.module = build_model(config, len(self.tokens), fixed_table(config, self.tokens))
         self.embedding_dim = self.module.width
         setting = RunForPairs(

@@ -41,7 +41,7 @@ def _wiki3029(arguments: argparse.Namespace) -> int:
     unit: Unit = "documents"
     if arguments.lines:
         unit = "sentences"
-    built = build(
+    read, long_enough = build(
         arguments.source,
         arguments.out,
         articles=arguments.articles,
@@ -52,11 +52,11 @@ def _wiki3029(arguments: argparse.Namespace) -> int:
         encoding=arguments.encoding,
     )
     if arguments.json:
-        counts = {"taken": built.taken, "long_enough": built.long_enough, "read": built.read}
+        counts = {"taken": arguments.articles, "long_enough": long_enough, "read": read}
         print(json.dumps({"file": str(arguments.out), "articles": counts}))
         return 0
     print(
-        f"{arguments.out}: {counted(built.taken, 'article')} of {counted(arguments.sentences, 'sentence')}, drawn "
-        f"from {built.long_enough} that are long enough, of {built.read}"
+        f"{arguments.out}: {counted(arguments.articles, 'article')} of {counted(arguments.sentences, 'sentence')}, "
+        f"drawn from {long_enough} that are long enough, of {read}"
     )
     return 0

@@ -43,13 +43,10 @@ class Data(ABC):
     def owners(self, rows: np.ndarray) -> np.ndarray:
         """Return the document of each row, int64."""
 
-    def check(self, batch_size: int, validation: float, is_loud: bool) -> None:
+    def check(self, batch_size: int, part: EvaluatedPart, validation: float, is_loud: bool) -> None:
         """Refuse data, before training, that cannot be trained on or evaluated. Warn of text without known words."""
         if is_loud:
             self._warn_of_words()
-        part: EvaluatedPart = "test"
-        if validation:
-            part = "validation"
         held = self.split(part, validation)[1]
         if validation and not len(held):
             raise ConfigError(
@@ -110,14 +107,11 @@ class RunningText(Data):
     def owners(self, rows: np.ndarray) -> np.ndarray:
         return self.sentences.document[rows].astype(np.int64)
 
-    def check(self, batch_size: int, validation: float, is_loud: bool) -> None:
-        super().check(batch_size, validation, is_loud)
+    def check(self, batch_size: int, part: EvaluatedPart, validation: float, is_loud: bool) -> None:
+        super().check(batch_size, part, validation, is_loud)
         config = self.config
         if config.pairs != "window":
             return
-        part: EvaluatedPart = "test"
-        if validation:
-            part = "validation"
         train_rows, held_rows = self.split(part, validation)
         if not self.sentences.has_neighbours(train_rows):
             documents = counted(len(self.sentences.starts) - 1, "document")

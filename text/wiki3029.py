@@ -12,7 +12,6 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 from xml.etree import ElementTree
@@ -26,15 +25,6 @@ from dipole.text.corpus import Document, Unit, documents_of, file_pieces, split_
 TELL_SECONDS = 10.0
 
 
-@dataclass(frozen=True)
-class ArticleCounts:
-    """Articles that were read, that have enough sentences, and that were taken."""
-
-    read: int
-    long_enough: int
-    taken: int
-
-
 def build(
     source: Path,
     out: Path,
@@ -45,12 +35,13 @@ def build(
     seed: int = 0,
     unit: Unit = "documents",
     encoding: str = "utf-8",
-) -> ArticleCounts:
+) -> tuple[int, int]:
     """Write `articles` rows of an `id` and `sentences` sentences as JSON lines, what the recipe wiki3029-blocks reads.
 
     Articles with enough different sentences of at least `words` words, and the sentences of each, are drawn in a random
     order. Draws depend on the seed and the article alone. Arora et al. 2019, Sec. 8, say no more than the two numbers.
-    The minimum of words is our choice. Arguments are those of the command (`text/commands.py`).
+    The minimum of words is our choice. Arguments are those of the command (`text/commands.py`). Return how many
+    articles were read, and how many of them have enough sentences.
     """
     if not out.name.endswith((".jsonl", ".jsonl.gz")):
         raise DataError(f"{out} must be named NAME.jsonl or NAME.jsonl.gz.")
@@ -83,7 +74,7 @@ def build(
             "--sentences; nothing was written."
         )
     _write(out, sorted((name, drawn) for _, name, drawn in kept))
-    return ArticleCounts(read, long_enough, len(kept))
+    return read, long_enough
 
 
 def _documents(source: Path, unit: Unit, encoding: str) -> Iterator[Document]:

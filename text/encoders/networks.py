@@ -156,18 +156,17 @@ class Dense(nn.Module):
         super().__init__()
         self.linear = nn.Linear(size, out, bias=bias)
         self.activation_function = getattr(nn, activation)()  # the library's name
-        self.residual = None
-        if residual and size != out:
+        self.residual: nn.Module | None = None
+        if residual and size == out:
+            self.residual = nn.Identity()
+        elif residual:
             self.residual = nn.Linear(size, out, bias=False)
-        self.adds = residual
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.activation_function(self.linear(x))
-        if not self.adds:
-            return found
-        if self.residual is None:
-            return found + x
-        return found + self.residual(x)
+        if self.residual is not None:
+            found = found + self.residual(x)
+        return found
 
 
 class Unit(nn.Module):

@@ -36,8 +36,9 @@ class PaddedSentences(nn.Module):
     def __init__(self, model: SentenceModel, halves: int, empty: int) -> None:
         super().__init__()
         self.model, self.halves, self.empty = model, halves, empty
-        grus = [gru for part in model.modules() if isinstance(part, WordGRU) for gru in part.recurrent]
-        self.one_way = nn.ModuleList(_one_way(gru, suffix) for gru in grus for suffix in _directions(gru))
+        grus: list[Any] = [gru for part in model.modules() if isinstance(part, WordGRU) for gru in part.recurrent]
+        directions = ((gru, suffix) for gru in grus for suffix in ("", "_reverse")[: 1 + gru.bidirectional])
+        self.one_way = nn.ModuleList(_one_way(gru, suffix) for gru, suffix in directions)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Ids and mask (B, T) -> vectors (B, width)."""
@@ -78,17 +79,12 @@ def _last_states(part: WordGRU, ids: Tensor, mask: Tensor, grus: Iterator[nn.Mod
     end = mask.sum(1, keepdim=True) - 1  # (B, 1)
     backwards = ids.gather(1, (end - torch.arange(ids.shape[1])).clamp_min(0))
     states = []
-    for gru in part.recurrent:
-        for order in (ids, backwards)[: len(_directions(gru))]:
+    recurrent: Any = part.recurrent
+    for gru in recurrent:
+        for order in (ids, backwards)[: 1 + gru.bidirectional]:
             found, _ = next(grus)(part.table(order))  # (B, T, H)
             states.append(found.gather(1, end[..., None].expand(-1, -1, found.shape[2]))[:, 0])
     return torch.cat(states, 1)
-
-
-def _directions(gru: Any) -> tuple[str, ...]:
-    if gru.bidirectional:
-        return ("", "_reverse")
-    return ("",)
 
 
 def _one_way(gru: Any, suffix: str) -> nn.GRU:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -17,8 +17,6 @@ from dipole.text.config import TextSettings
 from dipole.text.data import Data
 from dipole.text.encoders.batch import TokenBatch, make_batch
 from dipole.text.encoders.networks import SentenceModel
-
-SelfLogit = Literal["zero", "drop"]
 
 
 @dataclass(frozen=True)
@@ -113,11 +111,15 @@ class PairKind(ABC):
         """Return this rank's share `mine` of a global batch."""
         own, setting = rows[mine], self.setting
         return TextBatch(
-            setting.send_batch(setting.data.sentences.ids(own)),
+            setting.send_batch(self.ids(own)),
             setting.send(setting.data.owners(own)),
             setting.send(own.astype(np.int64)),
             setting.seed.stream("data", "negatives", epoch, place),
         )
+
+    def ids(self, rows: np.ndarray) -> list[np.ndarray]:
+        """Return the sentences of rows that `batch` encodes, as ids."""
+        return self.setting.data.sentences.ids(rows)
 
     @abstractmethod
     def embed(self, model: SentenceModel, batch: TextBatch) -> EncodedBatch:

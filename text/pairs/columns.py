@@ -2,6 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 
@@ -45,16 +46,12 @@ class ColumnPairs(PairKind):
         return self.batches.epoch(epoch).__getitem__
 
     def batch(self, rows: np.ndarray, mine: slice, epoch: int, place: int) -> TextBatch:
-        own, setting = rows[mine], self.setting
         partners = self._partners(rows, mine)
-        return TextBatch(
-            setting.send_batch(setting.data.sentences.ids(self.table.anchor[own])),
-            setting.send(setting.data.owners(own)),
-            setting.send(own.astype(np.int64)),
-            setting.seed.stream("data", "negatives", epoch, place),
-            setting.row_masks(2 + partners.most, len(rows), mine, epoch, place),
-            partners,
-        )
+        masks = self.setting.row_masks(2 + partners.most, len(rows), mine, epoch, place)
+        return replace(super().batch(rows, mine, epoch, place), masks=masks, partners=partners)
+
+    def ids(self, rows: np.ndarray) -> list[np.ndarray]:
+        return super().ids(self.table.anchor[rows])
 
     def _partners(self, rows: np.ndarray, mine: slice) -> Partners:
         present = self.table.negatives[rows] >= 0  # (B, m), True on the left
@@ -66,18 +63,11 @@ class ColumnPairs(PairKind):
         absent = None
         if not present[:, :most].all():
             absent = setting.send(np.flatnonzero(~present[:, :most].T.ravel()) + len(rows))
-        return Partners(
-            setting.send_batch(setting.data.sentences.ids(ids)),
-            setting.send(np.flatnonzero(hard >= 0)),
-            most,
-            absent,
-            self._weights(own),
-        )
-
-    def _weights(self, rows: np.ndarray) -> Tensor | None:
-        if self.table.weights is None:
-            return None
-        return self.setting.send(self.table.weights[rows])
+        weights = None
+        if self.table.weights is not None:
+            weights = setting.send(self.table.weights[own])
+        sentences = setting.send_batch(setting.data.sentences.ids(ids))
+        return Partners(sentences, setting.send(np.flatnonzero(hard >= 0)), most, absent, weights)
 
     def embed(self, model: SentenceModel, batch: TextBatch) -> EncodedBatch:
         partners = batch.partners

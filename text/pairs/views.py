@@ -1,6 +1,7 @@
 """A sentence and itself under another dropout mask (SimCSE, Gao et al. 2021, Eq. 4)."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -27,14 +28,11 @@ class ViewPairs(PairKind):
         return lambda place: setting.train_rows[drawn[place * size : (place + 1) * size]]
 
     def batch(self, rows: np.ndarray, mine: slice, epoch: int, place: int) -> TextBatch:
-        own, setting = rows[mine], self.setting
-        return TextBatch(
-            setting.send_batch(setting.data.sentences.ids(own) * 2),
-            setting.send(setting.data.owners(own)),
-            setting.send(own.astype(np.int64)),
-            setting.seed.stream("data", "negatives", epoch, place),
-            setting.row_masks(2, len(rows), mine, epoch, place),
-        )
+        masks = self.setting.row_masks(2, len(rows), mine, epoch, place)
+        return replace(super().batch(rows, mine, epoch, place), masks=masks)
+
+    def ids(self, rows: np.ndarray) -> list[np.ndarray]:
+        return super().ids(rows) * 2
 
     def embed(self, model: SentenceModel, batch: TextBatch) -> EncodedBatch:
         f, _ = model(batch.batch)
@@ -45,8 +43,7 @@ class ViewPairs(PairKind):
         config = self.setting.config
         if config.transformer is None:
             return  # the settings say how it drops
-        ids = self.setting.data.sentences.ids(self.setting.train_rows[:8])
-        if never_differs(model, make_batch(ids * 2, 1)):
+        if never_differs(model, make_batch(self.ids(self.setting.train_rows[:8]), 1)):
             raise ConfigError(
                 f"text.transformer = {config.transformer!r} has no dropout, and views differ by their dropout masks "
                 f"alone: both would be the same. Set text.dropout, for example 0.1."

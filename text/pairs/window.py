@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.text.config import TextSettings
 from dipole.text.encoders.networks import SentenceModel
-from dipole.text.pairs.base import PairKind, SelfLogit, TextBatch, example_rows
+from dipole.text.pairs.base import PairKind, TextBatch, example_rows
 
 
 class WindowPairs(PairKind):
@@ -46,7 +47,7 @@ class WindowPairs(PairKind):
         return neighbours(rows, config.window, config.self_logit)
 
 
-def neighbours(rows: dict[str, Tensor], window: int, self_logit: SelfLogit) -> Pairs:
+def neighbours(rows: dict[str, Tensor], window: int, self_logit: Literal["zero", "drop"]) -> Pairs:
     """Pair each sentence with the sentences of its document in a window."""
     document = rows["document"]
     return Pairs.from_window(rows["f"], rows["g"], document, window, self_logit, labels=document, index=rows["index"])

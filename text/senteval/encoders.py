@@ -12,7 +12,7 @@ from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.finite import finite_rows
 from dipole.core.utils.modes import in_mode
 from dipole.core.utils.text import counted
-from dipole.text.senteval.protocols import whole
+from dipole.text.senteval.torch_classifier import check_whole
 
 Encode = Callable[[list[str]], Any]
 Pooling = Literal["mean", "cls", "pooler"]
@@ -26,7 +26,7 @@ def as_encode(encoder: Any, batch_size: int | None = None, tokenizer: Any = None
     Raise OptionError if the encoder is of another kind, an option is out of range, or there is no tokenizer.
     """
     if batch_size is not None:
-        whole(batch_size, "batch_size", 1)
+        check_whole(batch_size, "batch_size", 1)
     method = getattr(encoder, "encode", None)
     # Texts and tokenizers have a method of this name too.
     is_other = isinstance(encoder, str | type) or hasattr(encoder, "convert_ids_to_tokens")

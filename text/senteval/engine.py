@@ -16,10 +16,10 @@ from dipole.core.utils.errors import OptionError
 from dipole.core.utils.files import atomic_file, why
 from dipole.core.utils.progress import Progress
 from dipole.text.senteval.encoders import Pooling, as_encode, as_rows, same_width, task_names
-from dipole.text.senteval.protocols import ProbeSettings, check_device, check_protocol, whole
+from dipole.text.senteval.protocols import ProbeSettings, check_device, check_protocol
 from dipole.text.senteval.scoring import Result, score
 from dipole.text.senteval.tasks import READERS, Sentence, Task, load_task
-from dipole.text.senteval.torch_classifier import Classifier
+from dipole.text.senteval.torch_classifier import Classifier, check_whole
 
 SIX_TASKS = ("MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC")
 
@@ -171,8 +171,8 @@ def _check(params: Params) -> None:
         raise OptionError("classifier needs 'nhid', the number of hidden units (0: logistic regression)")
     if not params.task_path or not isinstance(params.task_path, str | Path):
         raise OptionError("params needs 'task_path', the folder that holds SentEval's downstream/")
-    whole(params.batch_size, "batch_size", 1)
-    whole(params.halves or 1, "halves", 1)
+    check_whole(params.batch_size, "batch_size", 1)
+    check_whole(params.halves or 1, "halves", 1)
     if params.usepytorch not in (None, True, False):
         raise OptionError(f"usepytorch must be True or False, got {params.usepytorch!r}")
     if params.similarity is not None and not callable(params.similarity):

@@ -12,7 +12,7 @@ from dipole.core.train.launch import pick_device
 from dipole.core.utils.errors import ConfigError, DataError, OptionError, nearest
 from dipole.core.utils.text import counted
 from dipole.text.senteval.tasks import Split, Task
-from dipole.text.senteval.torch_classifier import Classifier
+from dipole.text.senteval.torch_classifier import Classifier, check_whole
 
 PROTOCOLS = {
     "fast": "SentEval's folds and grid, logistic regression solved to convergence for all folds and values at once",
@@ -40,16 +40,6 @@ def check_device(device: torch.device | str) -> torch.device:
         raise OptionError(f"device must be an available one, such as 'cpu', 'cuda' or 'auto': {said}") from None
 
 
-def whole(value: Any, name: str, least: int, most: int | None = None) -> int:
-    """Return a whole number in its range, or raise OptionError."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least or value > (most or value):
-        upper = "up"
-        if most is not None:
-            upper = f"to {most}"
-        raise OptionError(f"{name} must be a whole number from {least} {upper}, got {str(value)[:60]!r}")
-    return int(value)
-
-
 @dataclass(frozen=True)
 class ProbeSettings:
     """Settings of a probe. `classifier` is that of "senteval-torch". scikit-learn's classifiers stay on the CPU."""
@@ -62,8 +52,8 @@ class ProbeSettings:
 
     def __post_init__(self) -> None:
         check_protocol(self.protocol)
-        whole(self.kfold, "kfold", 2)
-        whole(self.seed, "seed", 0, 2**32 - 1)
+        check_whole(self.kfold, "kfold", 2)
+        check_whole(self.seed, "seed", 0, 2**32 - 1)
 
     def grid(self, kind: str) -> list[float]:
         """Return the values that are tried: weight decays of the PyTorch classifier, else inverse regularisation C."""

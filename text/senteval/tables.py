@@ -81,8 +81,7 @@ def sts_table(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
         tested = [values.get(column) for column in columns[:7]]
         if None not in tested:
             values["mean"] = sum(filter(None, tested)) / len(tested)
-        cells = (f"{'-' if column not in values else format(values[column], '.2f'):>11}" for column in columns)
-        lines.append(f"{name:<28}" + "".join(cells))
+        lines.append(_line(name, columns, values, width=11, digits=2))
     return "\n".join(lines)
 
 
@@ -98,6 +97,9 @@ def written_tables(found: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     return tables
 
 
-def _line(name: str, columns: list[str], values: Mapping[str, float | None], source: str = "") -> str:
-    cells = "".join(f"{'-' if values.get(c) is None else format(values[c], '.1f'):>8}" for c in columns)
+def _line(
+    name: str, columns: list[str], values: Mapping[str, Any], source: str = "", width: int = 8, digits: int = 1
+) -> str:
+    shown = {column: f"{value:.{digits}f}" for column, value in values.items() if value is not None}
+    cells = "".join(shown.get(column, "-").rjust(width) for column in columns)
     return f"{name:<28}{cells}  {source}".rstrip()

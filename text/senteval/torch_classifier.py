@@ -20,6 +20,15 @@ FUSED = ("cpu", "cuda", "mps", "xpu")  # devices on which one kernel is all of A
 LEAST = {"nhid": 0, "tenacity": 0, "epoch_size": 1, "max_epoch": 0, "batch_size": 1}
 
 
+def check_whole(value: Any, name: str, least: int, most: int | None = None) -> None:
+    """Raise OptionError unless a value is a whole number in its range."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least or value > (most or value):
+        upper = "up"
+        if most is not None:
+            upper = f"to {most}"
+        raise OptionError(f"{name} must be a whole number from {least} {upper}, got {str(value)[:60]!r}")
+
+
 @dataclass(frozen=True)
 class Classifier:
     """Settings of SentEval's `classifier` dictionary. The defaults are its own (and the literature's)."""
@@ -34,9 +43,7 @@ class Classifier:
 
     def __post_init__(self) -> None:
         for name, least in LEAST.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise OptionError(f"classifier: {name} must be a whole number from {least} up, got {value!r}")
+            check_whole(getattr(self, name), f"classifier: {name}", least)
         if isinstance(self.dropout, bool) or not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
             raise OptionError(f"classifier: dropout must be a number from 0 to below 1, got {self.dropout!r}")
         if not isinstance(self.optim, str):
