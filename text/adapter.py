@@ -30,7 +30,7 @@ from dipole.text.embed import SentenceEmbedder
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders.networks import SentenceModel, parameter_count
 from dipole.text.encoders.sentence_folder import FolderSettings, folder_settings
-from dipole.text.model import Headed, build_model, clip_each, evaluated, expanded, fixed_table, limit_of, positions_of
+from dipole.text.model import build_model, clip_each, evaluated, expanded, fixed_table, limit_of, positions_of
 from dipole.text.pair_table import PairTable
 from dipole.text.pairs import PAIR_KINDS, PairKind, RunForPairs, TextBatch, check_blocks
 from dipole.text.sentences import Sentences
@@ -232,7 +232,7 @@ class TextAdapter(Adapter):
         return slice(start, end)
 
     def pass_features(self) -> int:
-        if any(isinstance(part, Headed) for part in self.module.modules()):
+        if self.config.head != "none":
             raise ConfigError(
                 "objective: a term acts on the encoder's features, and text.head puts a head behind them. Set "
                 "text.head = 'none', so that the embeddings are the encoder's features."

@@ -23,7 +23,7 @@ from dipole.core.utils.received import read_json
 from dipole.text.config import TextSettings
 from dipole.text.data import Data, RunningText, TableData
 from dipole.text.encoders.networks import Encoder, Pooled, SentenceModel, Transformer
-from dipole.text.model import build_model, with_head
+from dipole.text.model import Headed, build_model
 from dipole.text.pair_table import PairTable
 from dipole.text.sentences import Sentences
 from dipole.text.vocabulary import Tokens, load_tokens
@@ -119,7 +119,7 @@ class Artifacts:
         if config.transformer is not None:
             config = config.model_copy(update={"transformer": str(self.folder / "transformer")})
         head = config.head
-        config = config.model_copy(update={"head": "none"})  # it is added on top of the layers behind
+        config = config.model_copy(update={"head": "none"})  # it is one of the layers behind, or on top of them
         width = self.values["fixed"]
         blank = None
         if width is not None:
@@ -127,10 +127,12 @@ class Artifacts:
         model = build_model(config, len(self.tokens), blank)
         behind = self.values["behind"]
 
-        def finish(side: Encoder) -> Encoder:
+        def finish(side: Any) -> Encoder:
             if behind:
                 side = Pooled(side, tuple(behind["pooling"]), behind["layers"])
-            return with_head(side, head)
+            if head == "mlp_only_train":
+                return Headed(side)
+            return side
 
         return SentenceModel(*map(finish, model.sides()), dropout=model.dropout)
 

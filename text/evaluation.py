@@ -103,7 +103,7 @@ def text_pairs(probe: ProbeSentences, device: torch.device | str) -> Pairs | Non
     """Return held-out sentences, paired with their neighbours, or None."""
     rows = probe.test[:PAIRED]
     document = probe.document(rows)
-    if len(rows) < 2 or not bool((document[:-1] == document[1:]).any()):
+    if not probe.sentences.has_neighbours(rows):
         return None
     return Pairs.from_window(*probe.sides(rows), document.to(device))
 

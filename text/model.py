@@ -1,7 +1,6 @@
 """Build the encoders of a run, clip their gradients, and expand their vocabulary."""
 
 import copy
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -167,55 +166,40 @@ def expanded(model: SentenceModel, tokens: Tokens, path: str) -> tuple[SentenceM
 
 
 class Headed(Encoder):
-    """An encoder with a head of its own width. Evaluation keeps it if it `stays` (supervised SimCSE)."""
+    """An encoder with a head of its own width in training (unsupervised SimCSE)."""
 
-    described: Mapping[str, Any] | None = None  # as of a `Transformer`
-    remarks: Sequence[str] = ()
-
-    def __init__(self, part: Encoder, stays: bool) -> None:
+    def __init__(self, part: Pooled | Transformer) -> None:
         super().__init__()
-        self.part, self.stays, self.width = part, stays, part.width
+        self.part, self.width = part, part.width
         self.linear = nn.Linear(part.width, part.width)
-        self.described, self.remarks = getattr(part, "described", None), getattr(part, "remarks", ())
+        self.described, self.remarks = part.described, part.remarks
 
     def forward(self, chunk: Chunk) -> Tensor:
         found: Tensor = self.part(chunk)
-        if self.training or self.stays:
+        if self.training:
             return torch.tanh(self.linear(found))
         return found
 
-    def evaluated(self) -> Encoder:
-        """The encoder as it is in evaluation, of parts that sentence-transformers has too."""
-        if not self.stays:
-            return self.part
-        part: Any = self.part
-        before: list[dict[str, Any]] = []
-        pooling: Sequence[str] = (getattr(part, "pooling", "mean"),)
-        if isinstance(part, Pooled):
-            part, before, pooling = part.part, part.described_layers, part.pooling
-        size = self.width
-        dense = {"kind": "dense", "size": size, "out": size, "bias": True, "activation": "Tanh", "residual": False}
-        found = Pooled(part, pooling, [*before, dense])
-        for number, layer in enumerate(getattr(self.part, "layers", ())):
-            found.layers[number].load_state_dict(layer.state_dict())
-        found.layers[-1].linear.load_state_dict(self.linear.state_dict())  # type: ignore[union-attr]
-        found.described, found.remarks = self.described, self.remarks
-        return found.to(self.linear.weight.device).train(self.training)
 
-
-def with_head(part: Encoder, head: Literal["none", "mlp", "mlp_only_train"]) -> Encoder:
+def with_head(part: Pooled | Transformer, head: Literal["none", "mlp", "mlp_only_train"]) -> Encoder:
     """Return the encoder with a newly initialised head, or unchanged without a head."""
     if head == "none":
         return part
-    return Headed(part, stays=head == "mlp")
+    if head == "mlp_only_train":
+        return Headed(part)
+    if isinstance(part, Transformer):
+        part = Pooled(part, (part.pooling,), [])
+    size = part.width
+    part.append({"kind": "dense", "size": size, "out": size, "bias": True, "activation": "Tanh", "residual": False})
+    return part
 
 
 def evaluated(model: SentenceModel) -> SentenceModel:
-    """Return the model for evaluation and export, without its head unless the head stays."""
+    """Return the model for evaluation and export, without a head for training."""
     if not isinstance(model.f, Headed):
         return model
     sides: Any = model.sides()
-    return SentenceModel(*(side.evaluated() for side in sides), dropout=model.dropout).train(model.training)
+    return SentenceModel(*(side.part for side in sides), dropout=model.dropout).train(model.training)
 
 
 def trained_table(words: int, width: int) -> nn.Embedding:

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 from dipole.core.train.finetuning import merged
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders.modeling_dipole import DipoleSentenceConfig, DipoleSentenceModel
-from dipole.text.encoders.networks import Encoder, Projected, SentenceModel, architecture
+from dipole.text.encoders.networks import Projected, SentenceModel, architecture
 from dipole.text.vocabulary import PROMPT, Tokens, copied
 
 # Files that let a folder work without dipole.
@@ -40,13 +40,6 @@ def truncated(encoder: SentenceEncoder) -> str:
     if encoder.max_length is None:
         return ""
     return ", truncation=True"
-
-
-def last(part: Encoder) -> Encoder:
-    """Return the encoder below a learned projection."""
-    if isinstance(part, Projected):
-        return part.part
-    return part
 
 
 def parts_scaled(encoder: SentenceEncoder, model: SentenceModel) -> int:

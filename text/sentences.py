@@ -109,22 +109,19 @@ class Cut:
 def blocks_of(pieces: Iterable[Piece], size: int) -> Iterator[dict[str, Any]]:
     """Group pieces into blocks of about `size` characters. The blocks depend on the pieces alone."""
     number = -1
-    block: list[tuple[int, str, bool]] = []
     characters = 0
+    block: dict[str, Any] = {"document": [], "text": [], "is_lines": []}
     for piece in pieces:
         number += piece.starts
-        block.append((number, piece.text, piece.is_lines))
+        block["document"].append(number)
+        block["text"].append(piece.text)
+        block["is_lines"].append(piece.is_lines)
         characters += len(piece.text)
         if characters >= size:
-            yield _columns(block)
-            block, characters = [], 0
-    if block:
-        yield _columns(block)
-
-
-def _columns(block: list[tuple[int, str, bool]]) -> dict[str, Any]:
-    document, text, is_lines = zip(*block, strict=True)
-    return {"document": list(document), "text": list(text), "is_lines": list(is_lines)}
+            yield block
+            block, characters = {name: [] for name in block}, 0
+    if block["document"]:
+        yield block
 
 
 def encode_pieces(

@@ -134,10 +134,11 @@ def test_the_head_is_trained_and_stays_only_where_it_should(tmp_path, head):
     run = trained(tmp_path / "there", head=head, **BERT)
     f = load_run(RunFolder(run), "cpu")[1].module.f
     torch.manual_seed(0)
-    assert f.linear.weight.shape == (8, 8)
-    assert not torch.equal(f.linear.weight, torch.nn.Linear(8, 8).weight)
+    linear = f.layers[0].linear if head == "mlp" else f.linear
+    assert linear.weight.shape == (8, 8)
+    assert not torch.equal(linear.weight, torch.nn.Linear(8, 8).weight)
     plain = states(load_run(RunFolder(run), "cpu")[1])
-    wanted = torch.tanh(plain @ f.linear.weight.T + f.linear.bias) if head == "mlp" else plain
+    wanted = torch.tanh(linear(plain)) if head == "mlp" else plain
     assert vectors(run) == pytest.approx(wanted.detach().numpy(), abs=1e-6)
     assert_every_format_gives(tmp_path, run, SENTENCES, vectors(run))
 

@@ -112,6 +112,10 @@ class Transformer(Encoder):
         self.width = int(self.model.config.hidden_size)
 
     def forward(self, chunk: Chunk) -> Tensor:
+        return pooled(self.states(chunk), chunk.mask(), self.pooling)
+
+    def states(self, chunk: Chunk) -> Tensor:
+        """States (b, T, width) of the tokens."""
         mask = chunk.mask()
         # A chunk without padding needs no mask, and attention without one is faster.
         attended = None
@@ -120,8 +124,8 @@ class Transformer(Encoder):
             if mask.device.type != "cpu" and takes_whole_mask(self.model.config):
                 # Of a mask of one row for each sentence, transformers asks the device whether it is all ones.
                 attended = mask[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
-        hidden = self.model(input_ids=chunk.ids, attention_mask=attended).last_hidden_state
-        return pooled(hidden, mask, self.pooling)
+        states: Tensor = self.model(input_ids=chunk.ids, attention_mask=attended).last_hidden_state
+        return states
 
 
 class Channels(Encoder):
@@ -197,21 +201,25 @@ class Pooled(Encoder):
     not used.
     """
 
-    described: Mapping[str, Any] | None = None  # as of a `Transformer`
-    remarks: Sequence[str] = ()
-
-    def __init__(self, part: Encoder, pooling: Sequence[str], layers: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, part: Transformer, pooling: Sequence[str], layers: Sequence[Mapping[str, Any]]) -> None:
         super().__init__()
-        self.part: Any = part
-        self.pooling, self.described_layers = tuple(pooling), [dict(each) for each in layers]
-        self.layers = nn.Sequential(*map(layer, layers))
+        self.part = part
+        self.described, self.remarks = part.described, part.remarks
+        self.pooling = tuple(pooling)
+        self.described_layers: list[dict[str, Any]] = []
+        self.layers = nn.Sequential()
         self.width = part.width * len(self.pooling)
         for each in layers:
-            self.width = int(each.get("out", self.width))
+            self.append(each)
+
+    def append(self, described: Mapping[str, Any]) -> None:
+        """Add a layer at the end."""
+        self.described_layers.append(dict(described))
+        self.layers.append(layer(described))
+        self.width = int(described.get("out", self.width))
 
     def forward(self, chunk: Chunk) -> Tensor:
-        mask = chunk.mask()
-        hidden = self.part.model(input_ids=chunk.ids, attention_mask=mask.long()).last_hidden_state
+        hidden, mask = self.part.states(chunk), chunk.mask()
         found: Tensor = self.layers(torch.cat([pooled(hidden, mask, mode) for mode in self.pooling], 1))
         return found
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.pickles import UNASKED, allowed, read_pickle, refusal
-from dipole.text.encoders.networks import POOLING, Encoder, Pooled
+from dipole.text.encoders.networks import POOLING, Pooled, Transformer
 from dipole.text.vocabulary import Tokens, copied
 
 NO_LIMIT = 1_000_000  # transformers writes a very large number where there is none
@@ -30,7 +30,7 @@ _READ: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def with_modules(part: Encoder, source: str | None, pooling: str = "mean") -> Encoder:
+def with_modules(part: Transformer, source: str | None, pooling: str = "mean") -> Pooled | Transformer:
     """Return the encoder with the modules that follow the transformer in a sentence-transformers folder.
 
     A source of another library, or None, leaves the encoder unchanged.
@@ -48,7 +48,6 @@ def with_modules(part: Encoder, source: str | None, pooling: str = "mean") -> En
     if unknown:
         raise ConfigError(f"text.transformer = {source!r}: the activation {unknown[0]} is none of torch.nn.")
     found = Pooled(part, modes, layers)
-    found.described, found.remarks = getattr(part, "described", None), getattr(part, "remarks", ())
     if width := _json(source, "config_sentence_transformers.json").get("truncate_dim"):
         found.remarks = (*found.remarks, f"text.transformer: truncate_dim {width} of the folder is not applied")
     for own, (_, path) in zip(found.layers, modules[2:], strict=True):

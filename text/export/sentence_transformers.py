@@ -21,7 +21,7 @@ from dipole.core.utils.extras import needing
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders.modeling_dipole import DipoleSentenceModel
 from dipole.text.encoders.networks import BagOfWords, Channels, Encoder, Pooled, Projected, SentenceModel, Transformer
-from dipole.text.portable import TASK, fast_tokenizer, last, probe_of, projected, with_code, write_code
+from dipole.text.portable import TASK, fast_tokenizer, probe_of, projected, with_code, write_code
 from dipole.text.vocabulary import Tokens, copied
 
 with needing("sentence-transformers", "the export"):
@@ -61,8 +61,11 @@ def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
     options: dict[str, Any] = {}
     if encoder.tokens.prompts:
         options = {"prompts": encoder.tokens.prompts, "default_prompt_name": encoder.tokens.default_prompt}
-    if isinstance(last(model.f), Transformer | Pooled) and model.g is None and _closed(encoder.tokens):
-        modules = _own_transformer(encoder, model)
+    end: Any = model.f
+    if isinstance(end, Projected):
+        end = end.part
+    if isinstance(end, Transformer | Pooled) and model.g is None and _closed(encoder.tokens):
+        modules = _own_transformer(encoder, model, end)
     elif (table := _word_table(encoder, model)) is not None:
         tokenizer = copied(encoder.tokens.tokenizer)
         if encoder.max_length is not None:
@@ -87,9 +90,7 @@ def _closed(tokens: Tokens) -> bool:
     return bool(tokens.tokenizer.num_special_tokens_to_add(False))
 
 
-def _own_transformer(encoder: SentenceEncoder, model: SentenceModel) -> list[nn.Module]:
-    end = last(model.f)
-    assert isinstance(end, Transformer | Pooled)  # the caller has looked
+def _own_transformer(encoder: SentenceEncoder, model: SentenceModel, end: Transformer | Pooled) -> list[nn.Module]:
     inner: Any = end
     if isinstance(end, Pooled):
         inner = end.part
