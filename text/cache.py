@@ -33,9 +33,6 @@ Told = Callable[[int, int], None]
 T = TypeVar("T")
 
 
-# Folders ---------------------------------------------------------------------------------------------------------
-
-
 def corpus_folder(config: TextSettings, tokenizer: str | None, texts_hash: str | None = None) -> Path | None:
     """Return the folder for the ids of a corpus, or None if they stay in memory.
 
@@ -123,9 +120,6 @@ def file_stamps(config: TextSettings) -> list[tuple[str, int, int]]:
     return stamps
 
 
-# Building --------------------------------------------------------------------------------------------------------
-
-
 def load_or_build(folder: Path, load: Callable[[Path], T | None], build: Callable[[Path], None]) -> T:
     """Load a folder, or build it first if `load` returns None or raises. Other processes wait meanwhile.
 
@@ -177,9 +171,6 @@ def read_index(folder: Path) -> dict[str, Any] | None:
     if all(sum_of(folder / name) == told for name, told in index["files"].items()):
         return index
     return None
-
-
-# Progress --------------------------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -27,20 +27,17 @@ def wiki3029(parser: argparse.ArgumentParser) -> Runner:
     )
     parser.add_argument("--seed", type=int, default=0, help="which articles and sentences are taken (default: 0)")
     parser.add_argument(
-        "--lines", action="store_true", help="a line of a text file is a sentence; default: text to be cut into them"
-    )
+        "--lines", dest="unit", action="store_const", const="sentences", default="documents",
+        help="a line of a text file is a sentence; default: text to be cut into them",
+    )  # fmt: skip
     parser.add_argument("--encoding", default="utf-8", help="of text files (default: utf-8)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return _wiki3029
 
 
 def _wiki3029(arguments: argparse.Namespace) -> int:
-    from dipole.text.corpus import Unit
     from dipole.text.wiki3029 import build
 
-    unit: Unit = "documents"
-    if arguments.lines:
-        unit = "sentences"
     read, long_enough = build(
         arguments.source,
         arguments.out,
@@ -48,7 +45,7 @@ def _wiki3029(arguments: argparse.Namespace) -> int:
         sentences=arguments.sentences,
         words=arguments.words,
         seed=arguments.seed,
-        unit=unit,
+        unit=arguments.unit,
         encoding=arguments.encoding,
     )
     if arguments.json:

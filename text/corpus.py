@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from dipole.core.utils.errors import DataError
-from dipole.core.utils.rows import CSV, JSON, PARQUET, ROWS, Located, ends_with, is_saved, located_rows
+from dipole.core.utils.rows import CSV, JSON, PARQUET, ROWS, Located, ends_with, is_saved, located_rows, require_columns
 from dipole.core.utils.text import counted, warn
 from dipole.text.splitting import READER, paragraphs, split_sentences
 from dipole.text.text_files import open_text, refuse_binary
@@ -190,19 +190,14 @@ def _row_pieces(rows: Iterable[Located], unit: Unit, column: str | None) -> Iter
     number = of_document = 0
     waiting: list[str] = []
     for number, (where, row) in enumerate(rows, 1):
-        value = cell_text(row, where, column)
+        piece = row_piece(row, where, column, number)
         if unit == "documents":
-            name = str(number)
-            if isinstance(row, dict):
-                name = str(row.get("id", number))
-            if isinstance(value, str):
-                yield Piece(name, True, value)
-            else:
-                yield Piece(name, True, as_lines(value), is_lines=True)
+            yield piece
             continue
-        if isinstance(value, str):
-            value = [value]
-        waiting += value
+        sentences = [piece.text]
+        if piece.is_lines:
+            sentences = piece.text.split("\n")
+        waiting += sentences
         if of_document + len(waiting) >= LONGEST_DOCUMENT or len(waiting) >= ROWS_TOGETHER:
             yield Piece(str(number), not of_document, as_lines(waiting), is_lines=True)
             of_document += len(waiting)
@@ -243,19 +238,17 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-def cell_text(row: Any, where: str, column: str | None) -> str | list[str]:
+def row_piece(row: Any, where: str, column: str | None, number: int) -> Piece:
     """Return the text of a row: a string, or a list of sentences. Raise DataError if it holds neither."""
-    value = row
+    value, name = row, str(number)
     if isinstance(row, dict):
-        name = column or next((usual for usual in TEXT_COLUMNS if usual in row), None)
-        if name not in row:
-            names = ", ".join(map(str, row))
-            raise DataError(f"{where}: no column {column or 'text'!r}; it has {names}. Set text.column.")
-        value = row[name]
+        column = column or next((usual for usual in TEXT_COLUMNS if usual in row), "text")
+        require_columns(row, [column], where, " Set text.column.")
+        value, name = row[column], str(row.get("id", number))
     if isinstance(value, str):
-        return value
+        return Piece(name, True, value)
     if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
-        return list(value)
+        return Piece(name, True, as_lines(value), is_lines=True)
     raise DataError(f"{where}: expected a text or a list of sentences, got {type(value).__name__}")
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from dipole.core.evaluation.probes import linear_probe
 from dipole.core.utils.errors import DataError
-from dipole.core.utils.rows import Located, located_rows
-from dipole.text.corpus import Document, as_lines, cell_text, sentences_of
+from dipole.core.utils.rows import located_rows, require_columns
+from dipole.text.corpus import Document, row_piece, sentences_of
 from dipole.text.splitting import READER
 
 CHUNK = 1000  # documents whose sentences are encoded together
@@ -23,36 +23,26 @@ def labelled_documents(source: str, column: str | None = None) -> Iterator[tuple
     A row of a file can have a `split`, train or test. Otherwise every fifth document of a class is for testing.
     """
     seen: dict[str, int] = {}
-    for part, rows in _labelled_rows(source):
-        for number, (where, row) in enumerate(rows, 1):
+    parts: tuple[str, ...] = ("",)
+    if source.startswith("hub:"):
+        parts = ("train", "test")
+    for part in parts:
+        for number, (where, row) in enumerate(located_rows(source, part or "train", "utf-8", READER), 1):
             if part:
                 where = f"{where} of split {part}"
-            if not isinstance(row, dict):
-                raise DataError(f"{where}: no column 'label'; it has {type(row).__name__}.")
-            if row.get("label") is None:
-                raise DataError(f"{where}: no column 'label'; it has {', '.join(map(str, row))}.")
+            require_columns(row, ["label"], where)
+            if row["label"] is None:
+                raise DataError(f"{where}: the column 'label' is empty. Fill it, or leave the row out.")
             split = part or row.get("split")
             if split not in ("train", "test", None):
                 raise DataError(f"{where}: split must be train or test, got {split!r}.")
             label = str(row["label"])
             seen[label] = seen.get(label, 0) + 1
-            value = cell_text(row, where, column)
-            if isinstance(value, str):
-                sentences = sentences_of(value, is_lines=False)
-            else:
-                sentences = sentences_of(as_lines(value), is_lines=True)
+            piece = row_piece(row, where, column, number)
+            sentences = sentences_of(piece.text, piece.is_lines)
             is_test = split == "test" or (split is None and seen[label] % 5 == 0)
             if sentences:
-                yield Document(str(row.get("id", number)), sentences), label, is_test
-
-
-def _labelled_rows(source: str) -> Iterator[tuple[str, Iterable[Located]]]:
-    """Yield the rows of each split, or of a file with the split ""."""
-    if source.startswith("hub:"):
-        for split in ("train", "test"):
-            yield split, located_rows(source, split, "utf-8", READER)
-    else:
-        yield "", located_rows(source, "train", "utf-8", READER)
+                yield Document(piece.name, sentences), label, is_test
 
 
 def document_vectors(encode: Callable[[list[str]], np.ndarray], documents: Iterable[Document]) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dipole.core.train.inference import Embedder, Inputs, chosen_features
 from dipole.core.utils.errors import DataError, OptionError
-from dipole.core.utils.rows import ROWS, Asker, Located, located_rows, open_packed
+from dipole.core.utils.rows import ROWS, Asker, Located, located_rows, open_packed, require_columns
 from dipole.core.utils.text import warn
 from dipole.text.corpus import TEXT
 from dipole.text.encode import SentenceEncoder
@@ -114,13 +114,9 @@ def _cells(rows: Iterable[Located], column: str | None) -> Iterator[tuple[Any, s
             yield number, row
             continue
         if not isinstance(row, dict):
-            raise DataError(f"{where}: expected an object with a column of text, got {type(row).__name__}.")
-        name = column or next((each for each in COLUMNS if each in row), None)
-        if name not in row:
-            missing = ", ".join(COLUMNS)
-            if column:
-                missing = repr(column)
-            raise DataError(f"{where}: no column {missing}; it has {', '.join(map(str, row))}. Set --column.")
+            require_columns(row, COLUMNS[:1], where)
+        name = column or next((each for each in COLUMNS if each in row), COLUMNS[0])
+        require_columns(row, [name], where, f" Usual are {', '.join(COLUMNS)}. Set --column.")
         if not isinstance(row[name], str):
             raise DataError(f"{where}: the column {name!r} holds {type(row[name]).__name__}, not text.")
         if has_ids is None:

@@ -9,9 +9,7 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from dipole.core.evaluation.logistic import LARGEST, NotConverged, largest_value, solve_subsets
-from dipole.core.utils.errors import DataError
-from dipole.core.utils.text import counted
+from dipole.core.evaluation.logistic import NotConverged, solve_subsets
 from dipole.text.senteval.protocols import ProbeProblem, ProbeSettings, problems_of
 from dipole.text.senteval.tasks import Split, Task
 from dipole.text.senteval.torch_classifier import Fit, fit_all
@@ -55,7 +53,6 @@ def classify(task: Task, splits: dict[str, Split], features: dict[str, np.ndarra
     """Probe features (N, d) of each split by the protocol of the settings."""
     x = np.concatenate([features[name] for name in splits])
     y = np.concatenate([np.asarray(split.labels, dtype=np.int64) for split in splits.values()])
-    _check_features(x, task.name)
     if task.linear:
         settings = replace(settings, classifier=replace(settings.classifier, nhid=0))
     problems = problems_of(task, splits, y, settings)
@@ -87,17 +84,6 @@ def pair_features(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     if left.dtype.kind != "f":  # small integers would overflow
         left, right = left.astype(np.float64), right.astype(np.float64)
     return np.concatenate([np.abs(left - right), left * right], 1)
-
-
-def _check_features(x: np.ndarray, name: str) -> None:
-    largest = largest_value(x)
-    if not np.isfinite(largest):
-        wrong = counted(int((~np.isfinite(x)).any(1).sum()), "sentence")
-        raise DataError(f"{name}: the features of {wrong} hold NaN or infinity; look at the encoder")
-    if largest > LARGEST:
-        raise DataError(
-            f"{name}: features reach {largest:.3g} in size, and classifiers take up to {LARGEST:.0e}; scale them"
-        )
 
 
 def _solve_together(

@@ -76,9 +76,6 @@ class ProbeProblem:
     inner: list[tuple[np.ndarray, np.ndarray]]
 
 
-# Order of the samples --------------------------------------------------------------------------------------------
-
-
 def arranged(task: Task, protocol: str) -> dict[str, Split]:
     """Return the splits of a task in the order in which the protocol draws its folds.
 
@@ -103,9 +100,6 @@ def arranged(task: Task, protocol: str) -> dict[str, Split]:
 
 def _take(split: Split, order: Sequence[int]) -> Split:
     return Split([[side[i] for i in order] for side in split.sentences], [split.labels[i] for i in order])
-
-
-# Folds -----------------------------------------------------------------------------------------------------------
 
 
 def problems_of(task: Task, splits: dict[str, Split], y: np.ndarray, settings: ProbeSettings) -> list[ProbeProblem]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dipole.core.evaluation.logistic import LARGEST
+from dipole.core.evaluation.logistic import LARGEST, largest_value
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.progress import Progress
 from dipole.text.encode import halves_normalised
@@ -83,10 +83,10 @@ def score(
             return sides[0]
 
         x = {name: features(split) for name, split in splits.items()}
+        largest = max(map(largest_value, x.values()))
+        if not largest <= LARGEST:
+            raise DataError(f"{task.name}: features reach {largest:.3g}, the limit is {LARGEST:.0e}; scale the vectors")
         if task.kind == "relatedness":
-            for value in x.values():
-                if not np.abs(value).max(initial=0.0) <= LARGEST:
-                    raise DataError(f"{task.name}: the features reach more than {LARGEST:.0e}; scale the vectors")
             gold = {name: split.labels for name, split in splits.items()}
             result = Result(relatedness_result(x, gold, settings.seed))
         else:
