@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +23,8 @@ class RunFiles:
     `folder` is the folder of all other runs.
     """
 
-    folders: Mapping[str, Path] = field(default_factory=dict)
-    kept: Mapping[str, StoredRun] = field(default_factory=dict)
+    folders: dict[str, Path] = field(default_factory=dict)
+    kept: dict[str, StoredRun] = field(default_factory=dict)
     folder: Path = Path("runs")
 
     def place(self, run: str) -> Path:

@@ -26,7 +26,6 @@ class UnreadRecord:
 class Collection:
     """The records of a runs folder by run hash, and the problems met on the way."""
 
-    folder: Path
     records: dict[str, RunRecord] = field(default_factory=dict)
     problems: list[UnreadRecord] = field(default_factory=list)
 
@@ -43,8 +42,13 @@ def read_records(folder: Path) -> Collection:
     """
     if not folder.is_dir():
         raise DataError(f"no runs folder {folder}. Give the folder that `dipole train` or `dipole bench` wrote.")
-    found = Collection(folder)
-    for path in _entries(folder):
+    found = Collection()
+    with disk_refusing(f"the runs folder {folder} cannot be read", DataError):
+        # Results files are read, and their errors reported, by `gather`.
+        paths = [path for path in sorted(folder.iterdir()) if path.suffix != ".jsonl" or path.is_dir()]
+    for path in paths:
+        if path.name.startswith("."):
+            continue
         try:
             if not path.is_dir():
                 found.problems.append(UnreadRecord(path, "not the folder of a run"))
@@ -89,10 +93,3 @@ def is_done(folder: Path) -> bool:
     except RecordError:
         return False
     return record.status == "done" and record.hash == folder.name
-
-
-def _entries(folder: Path) -> list[Path]:
-    with disk_refusing(f"the runs folder {folder} cannot be read", DataError):
-        paths = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
-        # Results files are read, and their errors reported, by `gather`.
-        return [path for path in paths if path.suffix != ".jsonl" or path.is_dir()]

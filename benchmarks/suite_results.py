@@ -38,7 +38,6 @@ from dipole.core.utils.text import counted
 
 Samples = Mapping[int, float]
 """Values by seed."""
-CONFLICT = "other results than the same run elsewhere, which are used"
 
 
 @dataclass(frozen=True)
@@ -48,66 +47,20 @@ class Gathered:
     Problems are files that could not be read, and contradicting results.
     """
 
-    collection: Collection
-    manifests: list[Manifest]
     beside: RunFiles
-    problems: list[UnreadRecord]
+    collection: Collection = field(default_factory=Collection)
+    problems: list[UnreadRecord] = field(default_factory=list)
+    manifests: list[Manifest] = field(default_factory=list)
 
     @property
     def suites(self) -> list["SuiteResults"]:
         """The suites with the numbers of their runs."""
         return [SuiteResults(manifest, self.collection.records) for manifest in self.manifests]
 
-
-def gather(places: Iterable[Path]) -> Gathered:
-    """Return the runs of folders and results files. If two places have the same run, the first finished one counts.
-
-    Raise ConfigError if a place is neither, or is a single run.
-    """
-    places = list(places)
-    found = _Found()
-    for place in places:
-        _check_place(place)
-        if not is_file(place):
-            found.read_folder(place)
-        for path in results_files(place):
-            found.read_file(path)
-    collection = Collection(places[0], found.records, found.unread)
-    manifests, done = [marked(found.suites[name].manifest) for name in sorted(found.suites)], collection.done
-    for manifest in manifests:
-        of_suite = [done[job.hash] for job in manifest.jobs if job.hash in done]
-        for name, why in strangers(of_suite).items():
-            found.problems.append(UnreadRecord(places[0], f"{manifest.name}: run {name} {why}"))
-    return Gathered(collection, manifests, RunFiles(found.folders, found.stored, places[0]), found.problems)
-
-
-def _check_place(place: Path) -> None:
-    if not is_file(place) and not is_folder(place):
-        raise ConfigError(
-            f"no runs folder {place}, and no results file. Give what `dipole train`, `dipole bench` or "
-            "`dipole results` wrote."
-        )
-    if is_file(place / "record.json"):
-        raise ConfigError(
-            f"{place} is one run. Give its parent folder, {place.parent}. `dipole compare` compares two runs."
-        )
-
-
-@dataclass(frozen=True)
-class _Found:
-    """What the places read so far hold, by the names of runs and suites."""
-
-    records: dict[str, RunRecord] = field(default_factory=dict)
-    folders: dict[str, Path] = field(default_factory=dict)
-    stored: dict[str, StoredRun] = field(default_factory=dict)
-    suites: dict[str, StoredSuite] = field(default_factory=dict)
-    unread: list[UnreadRecord] = field(default_factory=list)
-    problems: list[UnreadRecord] = field(default_factory=list)
-
     def read_folder(self, place: Path) -> None:
         """Add the runs and suites of a runs folder."""
         of_folder = read_records(place)
-        self.unread.extend(of_folder.problems)
+        self.collection.problems.extend(of_folder.problems)
         for name, record in of_folder.records.items():
             self._add_run(place / name, record)
         manifests, unreadable = read_manifests(place)
@@ -127,27 +80,59 @@ class _Found:
         self._add_suite(path, suite.manifest)
 
     def _add_suite(self, path: Path, manifest: Manifest) -> None:
-        suite = StoredSuite(manifest, {})
-        if manifest.name in self.suites:
-            suite, conflicts, _ = merged(self.suites[manifest.name], suite)
-            self.problems.extend(UnreadRecord(path, said) for said in conflicts)
-        self.suites[manifest.name] = suite
+        for place, known in enumerate(self.manifests):
+            if known.name == manifest.name:
+                suite, conflicts, _ = merged(StoredSuite(known, {}), StoredSuite(manifest, {}))
+                self.problems.extend(UnreadRecord(path, said) for said in conflicts)
+                self.manifests[place] = suite.manifest
+                return
+        self.manifests.append(manifest)
 
     def _add_run(self, path: Path, record: RunRecord, run: StoredRun | None = None) -> None:
-        name = record.hash
-        old = self.records.get(name)
+        name, records, stored = record.hash, self.collection.records, self.beside.kept
+        old = records.get(name)
         if old is None or (old.status != "done" and record.status == "done"):
-            self.records[name] = record
-            self.folders.pop(name, None)
+            records[name] = record
+            self.beside.folders.pop(name, None)
             if run is None:
-                self.folders[name] = path
+                self.beside.folders[name] = path
             else:
-                self.stored[name] = run
+                stored[name] = run
         elif record.status == "done" and (odd := differing(old, record)):
-            self.problems.append(UnreadRecord(path, f"run {name}: {CONFLICT}: {odd}"))
-        if run is not None and (one := self.stored.get(name)):
+            said = f"run {name}: other results than the same run elsewhere, which are used: {odd}"
+            self.problems.append(UnreadRecord(path, said))
+        if run is not None and (one := stored.get(name)):
             points = run.points if one.points is None else one.points
-            self.stored[name] = StoredRun(one.record, run.curves | one.curves, run.measured | one.measured, points)
+            stored[name] = StoredRun(one.record, run.curves | one.curves, run.measured | one.measured, points)
+
+
+def gather(places: Iterable[Path]) -> Gathered:
+    """Return the runs of folders and results files. If two places have the same run, the first finished one counts.
+
+    Raise ConfigError if a place is neither, or is a single run.
+    """
+    places = list(places)
+    found = Gathered(RunFiles({}, {}, places[0]))
+    for place in places:
+        if is_file(place / "record.json"):
+            raise ConfigError(
+                f"{place} is one run. Give its parent folder, {place.parent}. `dipole compare` compares two runs."
+            )
+        if is_folder(place):
+            found.read_folder(place)
+        elif not is_file(place):
+            raise ConfigError(
+                f"no runs folder {place}, and no results file. Give what `dipole train`, `dipole bench` or "
+                "`dipole results` wrote."
+            )
+        for path in results_files(place):
+            found.read_file(path)
+    found.manifests[:] = map(marked, sorted(found.manifests, key=lambda each: each.name))
+    done = found.collection.done
+    for manifest in found.manifests:
+        for name, why in strangers(done[job.hash] for job in manifest.jobs if job.hash in done).items():
+            found.problems.append(UnreadRecord(places[0], f"{manifest.name}: run {name} {why}"))
+    return found
 
 
 def numbers(record: RunRecord) -> dict[str, float | None]:
@@ -249,11 +234,6 @@ class SuiteResults:
         return published.tables().get(self.manifest.published or "")
 
     @property
-    def not_decidable(self) -> str:
-        """Why the suite cannot decide anything at this scale, or "". Its numbers are shown, and counted nowhere."""
-        return self.manifest.not_decidable
-
-    @property
     def rows(self) -> Sequence[RowEntry]:
         """The rows in order."""
         return self.manifest.rows
@@ -263,15 +243,13 @@ class SuiteResults:
         """The names of the columns in order."""
         return tuple(c.name for c in self.manifest.columns)
 
-    def find(self, name: str) -> str | None:
-        """Return the label of a row, or None without a single match."""
+    def _label(self, name: str) -> str:
+        """Return the label of the row of a label, or of a method with a single row."""
         labels = [row.label for row in self.rows]
-        if name in labels:
-            return name
-        fits = [label for label in labels if label.partition(" / ")[0] == name]
-        if len(fits) == 1:
-            return fits[0]
-        return None
+        methods = [label for label in labels if label.partition(" / ")[0] == name]
+        if name not in labels and len(methods) == 1:
+            return methods[0]
+        return name
 
     def value(self, row: str, column: str, kind: str = "mean") -> float | None:
         """Return the mean over the seeds of a cell, or None if nothing was run. For the kinds see `samples`."""
@@ -284,7 +262,7 @@ class SuiteResults:
         A "drop" is the loss against the balanced column or group of the same seed. "untrained" is the number before
         training, if the runs measured it.
         """
-        label = self.find(row) or ""
+        label = self._label(row)
         if kind != "drop":
             return self._samples.get((label, column, kind))
         found = self._samples.get((label, column, "mean"), {})
@@ -306,7 +284,7 @@ class SuiteResults:
         tests = [self._test(cell.row, cell.column) for cell in found]
         p_values = {test: getattr(cell.against_base, "p_t", nan) for test, cell in zip(tests, found, strict=True)}
         family = max(1, sum(map(isfinite, p_values.values())))
-        if self.not_decidable:
+        if self.manifest.not_decidable:
             p_values = dict.fromkeys(p_values, nan)
             beside = [each and replace(each, is_decidable=False) for each in beside]
         corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
@@ -352,7 +330,7 @@ class SuiteResults:
 
     def cell(self, row: str, column: str) -> CellResult | None:
         """Return a cell, or None if it does not exist."""
-        return self._index.get((row, column))
+        return next((cell for cell in self.cells_of(column) if cell.row.label == row), None)
 
     def detectable(self, column: str) -> float:
         """Return the smallest difference that half of the tests of a column can show, or nan without a test."""
@@ -363,10 +341,6 @@ class SuiteResults:
         """Return the cells of a column."""
         return [cell for cell in self.cells if cell.column.name == column]
 
-    @cached_property
-    def _index(self) -> Mapping[tuple[str, str], CellResult]:
-        return {(c.row.label, c.column.name): c for c in self.cells}
-
     def claims(self, others: Iterable["SuiteResults"] = ()) -> list[JudgedClaim]:
         """Judge the paper's claims about this suite's table on our numbers. Return [] without a table.
 
@@ -376,18 +350,11 @@ class SuiteResults:
             return []
         same_scale = [other for other in others if other.manifest.scale == self.manifest.scale]
         # A suite that cannot decide anything is no evidence for the claims of another.
-        same_scale = [other for other in same_scale if self.not_decidable or not other.not_decidable]
+        same_scale = [other for other in same_scale if self.manifest.not_decidable or not other.manifest.not_decidable]
         grids = {s.table.id: s for s in (*same_scale, self) if s.table is not None}
         by_protocol = {name for name, suite in grids.items() if suite.manifest.is_paper_protocol}
         claims = [claim for claim in published.claims_of(self.table.paper) if self.table.id in claim.tables]
-        return judge_claims(claims, grids, by_protocol, self.not_decidable)
-
-    def tasks(self) -> dict[str, dict[str, Samples]]:
-        """Return column -> row -> values by seed."""
-        return {
-            column: {row.label: found for row in self.rows if (found := self.samples(row.label, column))}
-            for column in self.columns
-        }
+        return judge_claims(claims, grids, by_protocol, self.manifest.not_decidable)
 
     @property
     def base(self) -> str | None:
@@ -403,11 +370,6 @@ class SuiteResults:
                 gone, kept = first[other], first[one]
                 first |= {column: kept for column, name in first.items() if name == gone}
         return first
-
-    @property
-    def curves_on(self) -> str:
-        """The part of the data on which learning curves were measured."""
-        return curves_on(record for record in self.records.values() if record.status == "done")
 
     @property
     def protocol_notes(self) -> list[str]:

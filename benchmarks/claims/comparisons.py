@@ -1,6 +1,6 @@
 """The comparisons that a claim is about: each test of the claim names rows and columns of a table, printed or ours."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, product
 from math import exp, inf, isfinite, log, nan
@@ -43,6 +43,12 @@ class Side:
     summary: Summary
     untrained: Mapping[int, float] | None = None
 
+    def minus(self, other: "Side") -> Estimate:
+        """Return the difference of two sides, by seed if both have values."""
+        if self.samples and other.samples:
+            return of_pairs(self.samples, other.samples)
+        return of_summaries(self.summary, other.summary)
+
     def is_learnt(self, sign: int) -> bool:
         """Return whether the values are above those before training (95 % interval of the difference), or unknown.
 
@@ -84,13 +90,7 @@ class Comparison:
 
     def estimates(self) -> list[Estimate]:
         """Return first minus second of each pair."""
-        found = []
-        for one, other in self.pairs:
-            if one.samples and other.samples:
-                found.append(of_pairs(one.samples, other.samples))
-            else:
-                found.append(of_summaries(one.summary, other.summary))
-        return found
+        return [one.minus(other) for one, other in self.pairs]
 
     def turn(self, part: ClaimPart) -> int:
         """Return 1, -1 if the first side has to be the smaller one, or 0 if the printed difference is 0."""
@@ -130,8 +130,8 @@ class Comparison:
 Test = Mapping[str, Any]
 Grids = Mapping[str, NumberTable]
 Place = tuple[NumberTable | None, str, str]
-Found = dict[str, Comparison | None]
-"""Comparisons by label, None without data."""
+Found = Iterator[tuple[str, Comparison | None]]
+"""Labels and their comparisons, None without data."""
 
 
 def comparisons(claim: Claim, part: ClaimPart, grids: Grids) -> Iterator[Comparison | None]:
@@ -145,16 +145,16 @@ def comparisons(claim: Claim, part: ClaimPart, grids: Grids) -> Iterator[Compari
             known = ", ".join(_TESTS)
             raise DataError(f"claim {claim.id} has a test of unknown kind {test['kind']!r}; known: {known}")
         name, find = test["table"], _TESTS[test["kind"]]
-        printed = find(test, tables) if name in tables else {}
-        for label, found in find(test, grids).items():
+        printed = dict(find(test, tables)) if name in tables else {}
+        for label, found in find(test, grids):
             on_paper = printed.get(label)
             if not fits(label, part.only) and (found or name in grids):
                 continue
-            if found is not None and name in tables and test.get("field", "mean") == "mean":
-                bounds, sign = _bounds(tables[name].metric)
-                found = replace(found, effect=on_paper.value if on_paper else nan, bounds=bounds, sign=sign)
             if found is not None:
                 found = replace(found, label=label, subject=_subject(test) if len(claim.tests) > 1 else "")
+                if name in tables and test.get("field", "mean") == "mean":
+                    bounds, sign = _bounds(tables[name].metric)
+                    found = replace(found, effect=on_paper.value if on_paper else nan, bounds=bounds, sign=sign)
             if found or on_paper or label not in printed:
                 yield found
 
@@ -162,99 +162,77 @@ def comparisons(claim: Claim, part: ClaimPart, grids: Grids) -> Iterator[Compari
 def _compare(test: Test, grids: Grids) -> Found:
     grid, kind = grids.get(test["table"]), test.get("field", "mean")
     direction, is_closed = {"<": -1}.get(test["op"], 1), test["op"] == ">="
-    found: Found = {}
     several = isinstance(test["b"], list)
     for other, column in product(test["b"] if several else [test["b"]], _columns(test, grid)):
         one = _compared((grid, _row(test["a"]), column), (grid, _row(other), column), kind)
         label = f"{_row(other)} | {column}" if several else column
-        found[label] = one and replace(one, direction=direction, is_closed=is_closed)
-    return found
+        yield label, one and replace(one, direction=direction, is_closed=is_closed)
 
 
 def _difference(test: Test, grids: Grids) -> Found:
-    found: Found = {}
     grid = grids.get(test["table"])
     grid_b, columns_b = grids.get(test.get("table_b", test["table"])), test.get("columns_b", {})
     for column in _columns(test, grid):
         one = _compared((grid, _row(test["a"]), column), (grid_b, _row(test["b"]), columns_b.get(column, column)))
-        found[column] = one and replace(one, printed=test["published"]["difference"][column])
-    return found
+        yield column, one and replace(one, printed=test["published"]["difference"][column])
 
 
 def _ratio(test: Test, grids: Grids) -> Found:
-    found: Found = {}
     grid = grids.get(test["table"])
     for column in _columns(test, grid):
-        found[column] = None
-        sides = _sides([(grid, _row(test[name]), column) for name in ("a", "b")])
+        one, sides = None, _sides([(grid, _row(test[name]), column) for name in ("a", "b")])
         if sides and min(side.summary.mean for side in sides) > 0:
-            one, other = sides
-            printed, value = test["published"]["ratio"][column] - 1, one.summary.mean / other.summary.mean
-            found[column] = Comparison("", value, [(one.logs, other.logs)], printed=printed, is_log=True)
-    return found
+            above, below = sides
+            value, printed = above.summary.mean / below.summary.mean, test["published"]["ratio"][column] - 1
+            one = Comparison("", value, [(above.logs, below.logs)], printed=printed, is_log=True)
+        yield column, one
 
 
 def _along_columns(test: Test, grids: Grids) -> Found:
     """Compare each column with the one before it."""
     grid, row = grids.get(test["table"]), _row(test["a"])
     if grid is None:
-        return {"all columns": None}
-    steps = pairwise(grid.columns)
-    return {f"{one} to {two}": _compared((grid, row, two), (grid, row, one)) for one, two in steps}
+        yield "all columns", None
+        return
+    for one, two in pairwise(grid.columns):
+        yield f"{one} to {two}", _compared((grid, row, two), (grid, row, one))
 
 
 def _set_above(test: Test, grids: Grids) -> Found:
     """Compare every row of a with every row of b. The value is the lowest of a minus the highest of b."""
-    found: Found = {}
     grid = grids.get(test["table"])
     names = [f"{_row(one)} against {_row(other)}" for one, other in product(test["a"], test["b"])]
     for column in _columns(test, grid):
-        found[column] = None
         above, below = (_sides([(grid, row, column) for row in test[name]]) for name in ("a", "b"))
-        if above and below:
-            gap = min(side.summary.mean for side in above) - max(side.summary.mean for side in below)
-            found[column] = Comparison("", gap, list(product(above, below)), names=names)
-    return found
+        yield column, _several(list(product(above, below)), names, min)
 
 
 def _spread(test: Test, grids: Grids) -> Found:
     """Compare all cells in pairs. The value is the largest minus the smallest."""
-    grid, label = grids.get(test["table"]), "max - min"
+    grid = grids.get(test["table"])
     places = list(product([row.label for row in getattr(grid, "rows", ())], getattr(grid, "columns", ())))
-    sides = _sides([(grid, *place) for place in places])
-    if len(sides) < 2:
-        return {label: None}
-    known = sorted(zip(sides, places, strict=True), key=lambda each: each[0].summary.mean)
-    pairs = [(one, other) for (other, _), (one, _) in combinations(known, 2)]
-    names = [f"{', '.join(one)} against {', '.join(other)}" for (_, other), (_, one) in combinations(known, 2)]
-    value = known[-1][0].summary.mean - known[0][0].summary.mean
-    return {label: Comparison("", value, pairs, names=names)}
+    sides = zip(_sides([(grid, *place) for place in places]), map(", ".join, places), strict=False)
+    steps = list(combinations(sorted(sides, key=lambda each: each[0].summary.mean), 2))
+    names = [f"{above} against {below}" for (_, below), (_, above) in steps]
+    yield "max - min", _several([(above, below) for (below, _), (above, _) in steps], names, max)
 
 
 def _column_difference(test: Test, grids: Grids) -> Found:
-    found: Found = {}
     grid = grids.get(test["table"])
     for row, printed in test["published"]["difference"].items():
         one = _compared((grid, row, test["column_a"]), (grid, row, test["column_b"]))
-        found[row] = one and replace(one, printed=printed)
-    return found
+        yield row, one and replace(one, printed=printed)
 
 
 def _best_minus_column(test: Test, grids: Grids) -> Found:
-    """Compare a column with all others. The value is the gap to the best of them."""
-    found: Found = {}
-    grid = grids.get(test["table"])
+    """Compare a column with all others. The value is the gap to the best of them, or 0."""
+    grid, column = grids.get(test["table"]), test["column"]
     for row in test["published"]["difference"]:
-        sides = {column: _side((grid, row, column)) for column in getattr(grid, "columns", ())}
-        base = sides.pop(test["column"], None)
-        others = {name: side for name, side in sides.items() if side}
-        found[row] = None
-        if base and others:
-            gap = max(0.0, *(side.summary.mean - base.summary.mean for side in others.values()))
-            names = [f"{name} against {test['column']}" for name in others]
-            pairs = [(side, base) for side in others.values()]
-            found[row] = Comparison("", gap, pairs, one_is_enough=True, names=names)
-    return found
+        sides = {name: side for name in getattr(grid, "columns", ()) if (side := _side((grid, row, name)))}
+        base = sides.pop(column, None)
+        pairs = [(side, base) for side in sides.values() if base]
+        one = _several(pairs, [f"{name} against {column}" for name in sides], max)
+        yield row, one and replace(one, value=max(0.0, one.value), one_is_enough=True)
 
 
 _TESTS: Mapping[str, Callable[[Test, Grids], Found]] = {
@@ -297,6 +275,15 @@ def _compared(one: Place, other: Place, kind: str = "mean") -> Comparison | None
     if not isfinite(value) and not (first.samples and second.samples):
         return None
     return Comparison("", value, [(first, second)])
+
+
+def _several(
+    pairs: Sequence[tuple[Side, Side]], names: Sequence[str], pick: Callable[[Iterable[float]], float]
+) -> Comparison | None:
+    """Compare several pairs. The value is the picked difference. None without data."""
+    if not pairs:
+        return None
+    return Comparison("", pick(one.summary.mean - other.summary.mean for one, other in pairs), pairs, names=names)
 
 
 def _sides(places: Sequence[Place], kind: str = "mean") -> list[Side]:

@@ -71,11 +71,14 @@ class JudgedPart:
         return all(item.holds for item in self.items)
 
     @property
-    def deciding(self) -> JudgedComparison | None:
-        """The comparison that decides, or the mean. None without data."""
-        if not self.items:
-            return None
-        found = deciding(self.items, self.evidence, self.part.at_least(len(self.items) + self.missing))
+    def least(self) -> int:
+        """How many of the comparisons have to be as claimed."""
+        return self.part.at_least(len(self.items) + self.missing)
+
+    @property
+    def deciding(self) -> JudgedComparison:
+        """The comparison that decides, or the mean. There has to be a comparison."""
+        found = deciding(self.items, self.evidence, self.least)
         if self.mean is None or self.evidence.is_for or self.evidence.outside == 1:
             return self.mean or found
         # A part that is about the mean alone is shown to be wrong by the mean.
@@ -89,8 +92,7 @@ class JudgedPart:
         if self.mean is not None:
             return None
         rest = [item for item in self.items if not item.obstacle]
-        least = self.part.at_least(len(self.items) + self.missing)
-        left = len(rest) + self.missing
+        least, left = self.least, len(rest) + self.missing
         if verdict == AGREES:
             left = sum(item.holds for item in rest)
         if verdict == DIFFERS:
@@ -137,27 +139,22 @@ class JudgedClaim:
         """Two-sided p-value of the claim alone, or nan if nothing can be tested."""
         return self.evidence.p if self.is_tested else nan
 
-    @property
+    @cached_property
     def deciding(self) -> JudgedComparison | None:
-        """The comparison that decides the verdict. None without data."""
-        found = self._part.deciding if self._part is not None else None
-        if found is None or found.obstacle or self.not_decidable:
+        """The comparison that decides the verdict. None without data.
+
+        It is one with an obstacle if the others neither show the claim to be true nor to be false.
+        """
+        parts = [part for part in self.parts if part.items]
+        if not parts:
+            return None
+        part, verdict = deciding(parts, self.evidence, len(parts)), decide(self.evidence, self.p_holm)
+        found = part.deciding
+        if found.obstacle or self.not_decidable:
             return found
-        return self._hindered or found
-
-    @cached_property
-    def _part(self) -> JudgedPart | None:
-        """The part that decides the verdict."""
-        known = [part for part in self.parts if part.items]
-        return deciding(known, self.evidence, len(known)) if known else None
-
-    @cached_property
-    def _hindered(self) -> JudgedComparison | None:
-        """A comparison without which the claim is neither shown to be true nor to be false."""
-        verdict, parts = decide(self.evidence, self.p_holm), [part for part in self.parts if part.items]
-        if verdict == DIFFERS and self._part is not None:
-            parts = [self._part]
-        return next((found for part in parts if (found := part.hindered(verdict)) is not None), None)
+        if verdict == DIFFERS:
+            parts = [part]
+        return next(filter(None, (each.hindered(verdict) for each in parts)), found)
 
     @property
     def verdict(self) -> str:
@@ -166,11 +163,9 @@ class JudgedClaim:
             return NO_TEST
         if self.not_decidable:
             return NOT_DECIDABLE
-        if not self.items:
+        if self.deciding is None:
             return NO_DATA
-        if self.deciding is not None and self.deciding.obstacle:
-            return self.deciding.obstacle
-        return decide(self.evidence, self.p_holm)
+        return self.deciding.obstacle or decide(self.evidence, self.p_holm)
 
     @property
     def full_verdict(self) -> str:
@@ -220,9 +215,9 @@ def judge_claim(claim: Claim, grids: Mapping[str, NumberTable]) -> JudgedClaim:
 
 def _judge_part(part: ClaimPart, found: Sequence[Comparison | None]) -> JudgedPart:
     """Judge one part of a claim. Comparisons without data are None."""
-    spec, known = part.spec, [each for each in found if each is not None]
-    items = [_judge_spread(each) if spec.is_spread else _judge(part, each) for each in known]
-    missing, mean = len(found) - len(known), None
+    spec, judge = part.spec, _judge_spread if part.spec.is_spread else _judge
+    items = [judge(part, each) for each in found if each is not None]
+    missing, mean = len(found) - len(items), None
     evidence = at_least([*(item.evidence for item in items), *[NOTHING] * missing], part.at_least(len(found)))
     directed = [item for item in items if item.comparison.turn(part)]
     if spec.of_mean and directed and all(len(item.comparison.pairs) == 1 for item in directed):
@@ -258,13 +253,12 @@ def _judge(part: ClaimPart, comparison: Comparison) -> JudgedComparison:
     return JudgedComparison(comparison, estimates[pair], region, evidence, holds, is_tested, pair, obstacle)
 
 
-def _judge_spread(comparison: Comparison) -> JudgedComparison:
+def _judge_spread(part: ClaimPart, comparison: Comparison) -> JudgedComparison:
     """Compare standard deviations: the first has to be the smaller one if the direction is -1."""
     pairs = [(second.summary, first.summary)[:: comparison.direction] for first, second in comparison.pairs]
-    evidence = at_least([smaller_spread(small, large) for small, large in pairs], len(pairs))
-    holds = comparison.direction * comparison.value > ROUNDING
-    estimate = Estimate(comparison.value)
-    return JudgedComparison(comparison, estimate, (-inf, inf), evidence, holds, evidence != NOTHING)
+    evidence = at_least([smaller_spread(*pair) for pair in pairs], len(pairs))
+    value, holds = Estimate(comparison.value), comparison.direction * comparison.value > ROUNDING
+    return JudgedComparison(comparison, value, (-inf, inf), evidence, holds, evidence != NOTHING)
 
 
 def _judge_mean(part: ClaimPart, items: Sequence[JudgedComparison]) -> JudgedComparison:

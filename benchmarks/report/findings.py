@@ -29,15 +29,15 @@ def of_suite(results: SuiteResults, claims: Sequence[JudgedClaim] = ()) -> list[
         failed = sum(r.status == "failed" for r in results.records.values())
         of_failed = f", {failed} of them failed" if failed else ""
         said.append(f"{missing} of {counted(asked, 'run')} {are(missing)} missing{of_failed}.")
-    if results.not_decidable:
-        return [*said, of_mark(results.not_decidable)]
+    if results.manifest.not_decidable:
+        return [*said, of_mark(results.manifest.not_decidable)]
     return [*said, *of_differences(results), *_with_printed(results), *_of_claims(claims)]
 
 
 def of_differences(results: SuiteResults) -> list[str]:
     """Return sentences on the differences from the base and on a study's gains over all columns."""
-    if results.not_decidable:
-        return [of_mark(results.not_decidable)]
+    if results.manifest.not_decidable:
+        return [of_mark(results.manifest.not_decidable)]
     return [*_against_base(results), *_over_columns(results)]
 
 

@@ -66,7 +66,7 @@ def suites_table(suites: Sequence[SuiteResults], claims: Claims) -> ReportTable:
         )
     else:
         note += "The effect is a point of 100 or 50 of a return. "
-    if any(suite.not_decidable for suite in suites):
+    if any(suite.manifest.not_decidable for suite in suites):
         note += f"Suites that are {NOT_DECIDABLE} are listed with the reason, and counted nowhere."
     head = ("suite", "question", "answer", "power", "more seeds needed", "claims")
     return ReportTable("overview", "Every suite", head, rows, note.strip()).without_empty_columns()
@@ -226,7 +226,7 @@ def _each_once(suites: Sequence[SuiteResults], claims: Claims) -> list[tuple[Jud
 
 def _counted_claims(suite: SuiteResults, claims: Claims) -> list[JudgedClaim]:
     """Return the claims with numbers of ours, none of a suite that cannot decide anything."""
-    if suite.not_decidable:
+    if suite.manifest.not_decidable:
         return []
     return [each for each in claims[suite.manifest.name] if each.items]
 
@@ -236,7 +236,7 @@ def in_a_sentence(suites: Sequence[SuiteResults], claims: Claims) -> str:
     tested, decided = sum(len(findings.tested(s)) for s in suites), sum(len(findings.decided(s)) for s in suites)
     verdicts = Counter(claimed.verdict for claimed, _ in _each_once(suites, claims))
     differences = counted(tested, "comparison")
-    unfit = sum(bool(suite.not_decidable) for suite in suites)
+    unfit = sum(bool(suite.manifest.not_decidable) for suite in suites)
     can_decide = counted(len(suites) - unfit, "suite")
     said = f"{can_decide}: {decided} of {differences} with the baseline {are(decided)} significant"
     if verdicts:

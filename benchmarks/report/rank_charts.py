@@ -20,7 +20,7 @@ ENOUGH = 5
 
 def rank_charts(results: SuiteResults, groups: Sequence[Sequence[ColumnEntry]]) -> list[Picture]:
     """Profile and critical difference of the rows that have every column. `groups` are columns of the same runs."""
-    if results.not_decidable:
+    if results.manifest.not_decidable:
         return []
     complete = [row.label for row in results.rows if all(results.samples(row.label, c) for c in results.columns)]
     if len(complete) < 2 or not results.columns:

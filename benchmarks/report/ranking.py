@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import isfinite, isnan, nan
 from statistics import fmean
 
@@ -42,14 +43,17 @@ class Rank:
 def ranks(results: SuiteResults) -> list[Rank]:
     """Return the rows ranked over the columns, best rank of means first. Rows without all columns have no rank."""
     costs = [c.name for c in results.manifest.columns if not c.higher_is_better]
-    tasks = {name: rows for name, rows in results.tasks().items() if rows}
+    tasks: dict[str, dict[str, Samples]] = defaultdict(dict)
+    for column, row in product(results.columns, results.rows):
+        if found := results.samples(row.label, column):
+            tasks[column][row.label] = found
     decided: dict[str, list[float]] = defaultdict(list)
     for cell in results.cells:
         if cell.row.base and cell.against_base is not None and cell.p_holm < LEVEL:
             decided[cell.row.label].append(cell.column.sign * cell.against_base.difference)
-    found = rank_objectives(tasks, results.base, decided, costs, results.run_groups)
-    gains = sum(rank.gain is not None and isfinite(rank.gain.p) for rank in found)
-    return [replace(rank, tests=results.tests + gains) for rank in found]
+    ranked = rank_objectives(tasks, results.base, decided, costs, results.run_groups)
+    gains = sum(rank.gain is not None and isfinite(rank.gain.p) for rank in ranked)
+    return [replace(rank, tests=results.tests + gains) for rank in ranked]
 
 
 def rank_objectives(

@@ -155,7 +155,7 @@ def coverage_table(suites: Sequence[SuiteResults]) -> ReportTable | None:
             rows.append((*about, Cell("no runs here", mark="open"), *[count_cell(0)] * 5))
         for suite in by_table.get(table.id, ()):
             verdicts, name = [cell.comparison.verdict for cell in suite.cells if cell.comparison], suite.manifest.name
-            if suite.not_decidable:
+            if suite.manifest.not_decidable:
                 verdicts, name = [], f"{name} ({NOT_DECIDABLE})"
             counts = [count_cell(verdicts.count(each)) for each in (AGREES, DIFFERS, UNDECIDED, NOT_COMPARED)]
             rows.append((*about, Cell(name), count_cell(len(verdicts)), *counts))

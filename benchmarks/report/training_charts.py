@@ -14,7 +14,7 @@ from dipole.benchmarks.report.curve_charts import Line, Points, histogram, line_
 from dipole.benchmarks.report.row_charts import Tile, heat_map
 from dipole.benchmarks.results_file import Curve
 from dipole.benchmarks.run_files import RunFiles
-from dipole.benchmarks.suite_results import SuiteResults
+from dipole.benchmarks.suite_results import SuiteResults, curves_on
 from dipole.core.record import RunRecord
 from dipole.core.utils.text import counted
 
@@ -85,7 +85,8 @@ def training_pictures(results: SuiteResults, runs: RunFiles) -> dict[str, list[P
         if "curves" in show:
             for column in group.columns:
                 own = lines_of(lines, logged_name(column.metric), column.factor)
-                curves += learning_curves(column.name, column.label, own, results.curves_on)
+                done = [record for record in results.records.values() if record.status == "done"]
+                curves += learning_curves(column.name, column.label, own, curves_on(done))
             losses += _losses(results, group, models)
         if "paths" in show:
             curves += paths(group, lines)

@@ -105,7 +105,7 @@ def _suite(results: SuiteResults, beside: RunFiles, claims: Sequence[JudgedClaim
         tables.diagnostics_table(results),
         tables.runs_table(results),
     ]
-    if manifest.kind == "study" and not results.not_decidable:
+    if manifest.kind == "study" and not results.manifest.not_decidable:
         ranks = ranking.ranks(results)
         shown.insert(0, tables.ranking_table(manifest.name, ranks))
         pictures = {"Ranking": charts.ranking(manifest.title, ranks, results.base or ""), **pictures}

@@ -84,13 +84,13 @@ def print_results(console: Console, results: SuiteResults) -> None:
             shown.append(claims)
         if results.protocol_notes:
             say(console, "Our protocol is not the paper's: " + "; ".join(results.protocol_notes) + ".")
-    elif results.manifest.kind == "study" and not results.not_decidable:
+    elif results.manifest.kind == "study" and not results.manifest.not_decidable:
         shown.insert(0, tables.ranking_table(results.manifest.name, ranks(results)))
     for found in shown:
         if found.rows:
             print_table(console, found)
-    if results.not_decidable:
-        say(console, findings.of_mark(results.not_decidable))
+    if results.manifest.not_decidable:
+        say(console, findings.of_mark(results.manifest.not_decidable))
     for line in findings.empty_columns(results):
         say(console, line)
 

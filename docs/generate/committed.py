@@ -163,7 +163,7 @@ def of_objective(names: Collection[str]) -> str:
         if cell.against_base is not None
         and cell.row in rows
         and _adds(cell.row, suite, names)
-        and not suite.not_decidable
+        and not suite.manifest.not_decidable
     ]
     decided: dict[str, list[str]] = {}  # several suites can share runs
     for suite, cell in tested:
@@ -207,7 +207,7 @@ def _folded(suite: SuiteResults, rows: list[RowEntry]) -> str:
     parts = narrow(replace(found, note="", rows=kept))
     if suite.manifest.protocol:  # columns are named as the paper names them
         parts.insert(0, f"Ours is another protocol than the paper's. {'; '.join(suite.protocol_notes)}.")
-    if suite.not_decidable:
-        parts.insert(0, findings.of_mark(suite.not_decidable))
+    if suite.manifest.not_decidable:
+        parts.insert(0, findings.of_mark(suite.manifest.not_decidable))
     inside = "\n".join(f"    {line}" if line else "" for line in "\n\n".join(parts).splitlines())
     return f'??? note "{suite.manifest.title} (`{suite.manifest.suite}`)"\n\n{inside}'

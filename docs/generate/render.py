@@ -89,8 +89,10 @@ def value_of(place: str) -> str:
     if where.startswith("polarization "):
         return _polarization(where.removeprefix("polarization "), what)
     suite = _suite(where)
-    if suite.not_decidable and not what.startswith(SHOWN):
-        raise LookupError(f"{place}: the suite cannot decide anything, so no page counts it. {suite.not_decidable}")
+    if suite.manifest.not_decidable and not what.startswith(SHOWN):
+        raise LookupError(
+            f"{place}: the suite cannot decide anything, so no page counts it. {suite.manifest.not_decidable}"
+        )
     if what == "decided":
         return f"{len(findings.decided(suite))} of {len(findings.tested(suite))}"
     if what == "table":
