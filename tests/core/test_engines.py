@@ -16,7 +16,6 @@ from dipole.core.objectives import engine, similarity, tiles
 from dipole.core.objectives.engine import row_statistics
 from dipole.core.objectives.registry import registry
 from dipole.core.objectives.statistics import Between, Count, Extreme, LogSumExp, SoftmaxMean, Softplus, Statistic, Sum
-from dipole.core.utils.uncompiled import uncompiled
 
 SPECS = [
     *(entry.name for entry in registry.entries() if entry.kind != "diagnostic"),
@@ -157,27 +156,6 @@ def test_a_loss_inside_what_is_compiled(spec):
     assert len(graphs) == 2  # what stands before the loss, and after it
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(torch.autograd.grad(found, x), torch.autograd.grad(wanted, x))
-
-
-def test_it_is_run_as_written_inside_of_what_is_compiled():
-    seen, traced = [], []
-
-    @uncompiled
-    def outer(x):
-        seen.append(torch.compiler.is_compiling())
-        return (x + 1) * 2
-
-    def backend(graph, _):
-        traced.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
-        return graph.forward
-
-    torch._dynamo.reset()
-    step = torch.compile(lambda x: outer(x.sin()).cos(), backend=backend)
-    for size in (2, 3, 4):
-        x = torch.linspace(0, 1, size)
-        assert torch.equal(step(x), ((x.sin() + 1) * 2).cos())
-    assert (seen, outer.__name__) == ([False] * 3, "outer")
-    assert not [name for name in traced if "add" in name or "mul" in name]
 
 
 def test_memory_grows_with_rows_and_a_kept_loss_keeps_no_matrix():
