@@ -264,7 +264,7 @@ class TextAdapter(Adapter):
         if c.expand:
             vectors = c.vectors
             if self._artifacts is not None:
-                vectors = self._artifacts.vectors
+                vectors = str(self._artifacts.folder / "vectors.txt")
             assert vectors is not None  # the configuration has checked it
             model, tokens = expanded(model, tokens, vectors)
         limit = None

@@ -136,11 +136,6 @@ class Artifacts:
 
         return SentenceModel(*map(finish, model.sides()), dropout=model.dropout)
 
-    @property
-    def vectors(self) -> str:
-        """Path of the word vectors that expand the vocabulary."""
-        return str(self.folder / "vectors.txt")
-
     def has_data_of(self, config: TextSettings) -> bool:
         """Return whether the saved sentences suffice for a configuration."""
         asked = {name: getattr(config, name) for name in READ_BY}

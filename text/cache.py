@@ -22,6 +22,7 @@ from dipole.core.utils.rows import hub_version, is_saved, row_files
 from dipole.text.config import TextSettings
 from dipole.text.corpus import corpus_files, pydoc_documents
 from dipole.text.splitting import READER
+from dipole.text.vocabulary import Tokens
 
 VERSION = 6  # of the folders' format
 LARGE = 32 << 20  # bytes of a corpus that is cached even if no folder is named
@@ -33,13 +34,15 @@ Told = Callable[[int, int], None]
 T = TypeVar("T")
 
 
-def corpus_folder(config: TextSettings, tokenizer: str | None, texts_hash: str | None = None) -> Path | None:
+def corpus_folder(config: TextSettings, tokens: Tokens | None, texts_hash: str | None = None) -> Path | None:
     """Return the folder for the ids of a corpus, or None if they stay in memory.
 
-    The name depends on the contents of the files, not on paths and dates. tokenizer: its fingerprint. None: a
-    vocabulary of the corpus's own words. texts_hash: hash of the texts of a pair table, if these are encoded.
+    The name depends on the contents of the files, not on paths and dates. Without `tokens` there is a vocabulary of the
+    corpus's own words. `texts_hash` is that of a pair table, if its texts are encoded.
     """
-    by = tokenizer or ["words", config.vocabulary_size, config.lower]
+    by: Any = ["words", config.vocabulary_size, config.lower]
+    if tokens is not None:
+        by = tokens.fingerprint
     if texts_hash is not None:
         return _folder(config, lambda: [config.max_length, by, texts_hash])
     asked = {name: getattr(config, name) for name in READ_BY}
@@ -110,7 +113,7 @@ def _readable(config: TextSettings) -> AbstractContextManager[None]:
     return disk_refusing(f"the corpus {config.corpus} cannot be read", DataError, "text.corpus")
 
 
-def file_stamps(config: TextSettings) -> list[tuple[str, int, int]]:
+def _stamps(config: TextSettings) -> list[tuple[str, int, int]]:
     """Return path, size and date of each file, to detect changes during reading."""
     stamps = []
     with _readable(config):
@@ -174,9 +177,10 @@ def read_index(folder: Path) -> dict[str, Any] | None:
 
 
 @contextmanager
-def reading_progress(config: TextSettings, mute: bool) -> Iterator[Told]:
-    """Show the progress of reading a large corpus."""
-    progress = Progress(mute=mute or not _is_large(config))
+def reading(config: TextSettings, rank: int) -> Iterator[dict[str, Any]]:
+    """Yield `tell` and `unchanged` of a reader. All ranks read the same corpus, and the first shows how far it is."""
+    before = _stamps(config)
+    progress = Progress(mute=rank > 0 or not _is_large(config))
     files = _files(config)
     is_packed = any(file.name.lower().endswith((".gz", ".parquet", ".arrow")) for file in files)
     total = 0  # unknown
@@ -192,6 +196,9 @@ def reading_progress(config: TextSettings, mute: bool) -> Iterator[Told]:
         progress.update(read // 1_000_000)
 
     try:
-        yield tell
+        with warnings.catch_warnings():
+            if rank:
+                warnings.simplefilter("ignore")
+            yield {"tell": tell, "unchanged": lambda: _stamps(config) == before}
     finally:
         progress.close()

@@ -1,9 +1,7 @@
 """The sentences of a run: read from a corpus or a pair table, numbered, and split into training and evaluation."""
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,7 @@ from dipole.core.train.config import EvaluatedPart
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.machine import processors
 from dipole.core.utils.text import counted, warn
-from dipole.text.cache import corpus_folder, file_stamps, reading_progress, table_folder
+from dipole.text.cache import corpus_folder, reading, table_folder
 from dipole.text.config import TextSettings
 from dipole.text.corpus import Piece, read_pieces
 from dipole.text.pair_labels import PairLabel
@@ -180,7 +178,7 @@ def load_data(config: TextSettings, tokens: Tokens | None, max_length: int, rank
             config.corpus, unit=config.unit, column=config.column, split=config.split, encoding=config.encoding
         )
         return RunningText(config, *_encode(config, tokens, pieces, rank, limit=config.limit))
-    with _reading(config, rank) as options:
+    with reading(config, rank) as options:
         table = read_pairs(
             config.corpus,
             config.columns,
@@ -204,29 +202,16 @@ def _encode(
     limit: int | None = None,
     texts_hash: str | None = None,
 ) -> tuple[Tokens, Sentences]:
-    tokenizer = None
-    if tokens is not None:
-        tokenizer = tokens.fingerprint
-    with _reading(config, rank) as options:
+    with reading(config, rank) as options:
         return encode_pieces(
             pieces,
             Cut(config.max_length, config.lower, tokens),
             vocabulary_size=config.vocabulary_size,
             limit=limit,
-            folder=corpus_folder(config, tokenizer, texts_hash),
+            folder=corpus_folder(config, tokens, texts_hash),
             processes=config.processes or processors(),
             **options,
         )
-
-
-@contextmanager
-def _reading(config: TextSettings, rank: int) -> Iterator[dict[str, Any]]:
-    """Yield `tell` and `unchanged` of a reader. All ranks read the same corpus, and only the first warns."""
-    before = file_stamps(config)
-    with warnings.catch_warnings(), reading_progress(config, mute=rank > 0) as tell:
-        if rank:
-            warnings.simplefilter("ignore")
-        yield {"tell": tell, "unchanged": lambda: file_stamps(config) == before}
 
 
 def _ranges(first: np.ndarray, end: np.ndarray) -> np.ndarray:

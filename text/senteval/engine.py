@@ -16,7 +16,7 @@ from dipole.core.utils.errors import OptionError
 from dipole.core.utils.files import atomic_file, why
 from dipole.core.utils.progress import Progress
 from dipole.text.senteval.encoders import Pooling, as_encode, as_rows, same_width, task_names
-from dipole.text.senteval.protocols import ProbeSettings, check_device, check_protocol
+from dipole.text.senteval.protocols import ProbeSettings, check_device
 from dipole.text.senteval.scoring import Result, score
 from dipole.text.senteval.tasks import READERS, Sentence, Task, load_task
 from dipole.text.senteval.torch_classifier import Classifier, check_whole
@@ -156,7 +156,7 @@ def _protocol(params: Params) -> str:
     implied = {None: None, True: "senteval-torch", False: "senteval-sklearn"}[given]
     if named and implied and named != implied:
         raise OptionError(f"protocol {named!r} and usepytorch={given} contradict each other; give one of them")
-    return check_protocol(named or implied or "fast")
+    return named or implied or "fast"
 
 
 def _check(params: Params) -> None:
@@ -249,7 +249,7 @@ def evaluate(
         OptionError: an argument is out of its range, or the device is not here.
         DataError: a task is unknown, a file is missing or damaged, or `encode` gives no finite numbers (n, d).
     """
-    settings = ProbeSettings(check_protocol(protocol), kfold, seed, device=check_device(device))
+    settings = ProbeSettings(protocol, kfold, seed, device=check_device(device))
     encode = as_encode(encode, batch_size, tokenizer, pooling)
     shown = Progress(quiet=not progress)
     loaded = [load_task(name, task_path, check) for name in task_names(tasks)]

@@ -24,13 +24,6 @@ OUTER_SEED = 1111  # written into SentEval's nested cross-validation, whatever i
 SKIP_SEED = 1234
 
 
-def check_protocol(name: str) -> str:
-    """Return the name of a protocol, or raise OptionError."""
-    if not isinstance(name, str) or name not in PROTOCOLS:
-        raise OptionError(f"unknown protocol {name!r}; allowed: {', '.join(PROTOCOLS)}.{nearest(str(name), PROTOCOLS)}")
-    return name
-
-
 def check_device(device: torch.device | str) -> torch.device:
     """Return the device if it is available, or the CPU instead of a device without float64."""
     try:
@@ -51,7 +44,10 @@ class ProbeSettings:
     device: torch.device | str = "cpu"
 
     def __post_init__(self) -> None:
-        check_protocol(self.protocol)
+        name = self.protocol
+        if not isinstance(name, str) or name not in PROTOCOLS:
+            hint = nearest(str(name), PROTOCOLS)
+            raise OptionError(f"unknown protocol {name!r}; allowed: {', '.join(PROTOCOLS)}.{hint}")
         check_whole(self.kfold, "kfold", 2)
         check_whole(self.seed, "seed", 0, 2**32 - 1)
 

@@ -58,12 +58,10 @@ def score(
     task: Task,
     embeddings: Mapping[Any, np.ndarray],
     settings: ProbeSettings,
-    params: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
+    params: Mapping[str, Any],
+    progress: Progress,
 ) -> Result:
     """Score a task from the embeddings of its sentences (keys: tuples of tokens)."""
-    params = params or {}
-    progress = progress or Progress(quiet=True)
 
     def matrix(sentences: list[Sentence]) -> np.ndarray:
         return np.stack([embeddings[tuple(sentence)] for sentence in sentences])

@@ -141,7 +141,7 @@ class _Group:
     ) -> None:
         device = features.device
         self.features = torch.cat([features, torch.ones(len(features), 1, device=device)], 1)
-        self.labels, self.classes, self.settings = labels, classes, settings
+        self.labels, self.settings = labels, settings
         self.stream = np.random.RandomState(seed)
         rows, self.dev = [], []
         shuffled = None
@@ -210,14 +210,14 @@ class _Group:
         """One pass over the training rows, in the batches of SentEval."""
         order = torch.as_tensor(self.stream.permutation(self.train.shape[1])).to(self.train.device)
         rows = self.train[:, order]  # (F, n)
-        truth = functional.one_hot(self.labels, self.classes).float()[rows][:, :, None]  # (F, n, 1, K)
         spread = [self.decays[:, None, :, None], self.decays[:, :, None, None], self.decays[:, :, None]]
         for start in range(0, len(order), self.settings.batch_size):
-            batch = slice(start, start + self.settings.batch_size)
-            picked = rows[:, batch]
+            picked = rows[:, start : start + self.settings.batch_size]
             x = self.features.index_select(0, picked.flatten()).view(*picked.shape, -1)  # (F, B, 1 + d)
             logits = self._forward(x, self.layers, self._dropout(x.shape[1]))
-            gradients = torch.autograd.grad(logits, self.layers, _residual(logits.detach(), truth[:, batch]))
+            truth = self.labels[picked][:, :, None].expand(logits.shape[:3])  # (F, B, R)
+            loss = functional.cross_entropy(logits.movedim(-1, 1), truth, reduction="sum") / x.shape[1]
+            gradients = torch.autograd.grad(loss, self.layers)
             for part, gradient, decay in zip(self.layers, gradients, spread, strict=False):
                 part.grad = gradient.addcmul(decay, part.detach())
             self.optimizer.step()
@@ -264,13 +264,3 @@ class _Group:
 def _by_decay(layers: Sequence[Tensor]) -> list[Tensor]:
     """Views of the layers with the weight decays in dimension 1."""
     return [layers[0].transpose(1, 2), *layers[1:]]
-
-
-def _residual(logits: Tensor, truth: Tensor) -> Tensor:
-    """Gradient (F, B, R, K) of the cross-entropy, mean over each batch: (softmax - one-hot) / B; truth (F, B, 1, K)."""
-    if logits.shape[-1] == 2:  # softmax over two entries is a sigmoid, several times faster than a reduction
-        second = (torch.sigmoid(logits[..., 1] - logits[..., 0]) - truth[..., 1]) / logits.shape[1]
-        return torch.stack([-second, second], -1)
-    # A reduction over a short last dimension is not vectorised. Over the first it is.
-    share = torch.softmax(logits.movedim(-1, 0).contiguous(), 0).movedim(0, -1)
-    return (share - truth).div_(logits.shape[1])
