@@ -362,10 +362,7 @@ def related_columns(
 
 
 def class_numbers(labels: Tensor, batch: int) -> Tensor:
-    """Return labels as whole numbers (B,). A column of integers with gaps in it is read as floats.
-
-    Raise PairsError for labels of another shape, or scores.
-    """
+    """Return labels as whole numbers (B,). A column of integers with gaps in it is read as floats."""
     if labels.shape != (batch,):
         raise PairsError(f"labels must be one class number for each of {batch} sentences, got {tuple(labels.shape)}.")
     if labels.is_floating_point() and not bool(((labels == labels.round()) & (labels.abs() < LARGEST)).all()):

@@ -168,10 +168,7 @@ class TableData(Data):
 
 
 def load_data(config: TextSettings, tokens: Tokens | None, max_length: int, rank: int) -> Data:
-    """Read and number the corpus or the pair table of a run. Large ones are cached.
-
-    Without `tokens`, a vocabulary of the corpus's own words is built. Only rank 0 shows warnings and progress.
-    """
+    """Read and number the corpus or the pair table of a run, without `tokens` by a vocabulary of its own words."""
     config = config.model_copy(update={"max_length": max_length})
     if config.pairs != "columns":
         pieces = read_pieces(

@@ -80,8 +80,7 @@ def _warns_of_unknown(rows: Sequence[str], tokens: Tokens) -> bool:
 def read_sentences(source: str, column: str | None = None) -> Inputs:
     """Open sentences: lines of a text file (or of standard input), or a column of .jsonl, .csv, .tsv or .parquet.
 
-    A line is a sentence, an empty one too, so that rows stay in step with the file. A table's own column "id" names its
-    rows, which are numbered from 0 otherwise. Files may be packed (.gz).
+    A line is a sentence, an empty one too, so that rows stay in step with the file. A column "id" names the rows.
     """
     path = Path(source)
     if source != STDIN and not path.is_file():

@@ -83,10 +83,7 @@ def _document_of_neighbours(probe: ProbeSentences, f: Tensor) -> dict[str, float
 def document_results(
     probe: ProbeSentences, train: np.ndarray, test: np.ndarray, objective: Any, block_size: int
 ) -> dict[str, float]:
-    """Classify all held-out sentences by document, and compute the losses of Arora et al., Figure 2 (c).
-
-    `train` and `test` are all rows, not only those of the probe. `block_size` counts the positives of a sentence.
-    """
+    """Classify all held-out sentences, not only the probe's, and compute the losses of Arora et al., Figure 2 (c)."""
     config = probe.config
     (x, labels), (test_x, test_labels) = ((probe.sides(rows)[0], probe.document(rows)) for rows in (train, test))
     chosen: Any = {name: getattr(config, name) for name in ("classifiers", "solver", "labels_per_class")}

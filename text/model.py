@@ -210,10 +210,7 @@ def trained_table(words: int, width: int) -> nn.Embedding:
 
 
 def frozen_table(vectors: Tensor, known: Tensor) -> nn.Embedding:
-    """Frozen pretrained word vectors (V, d).
-
-    Words that are not `known` (V,) share one vector, uniform in [0, 1) as in the authors' code.
-    """
+    """Freeze word vectors (V, d). Words not `known` (V,) share one, uniform in [0, 1) as in the authors' code."""
     rows = vectors.clone()
     rows[~known] = torch.rand(vectors.shape[1])
     return nn.Embedding.from_pretrained(rows, freeze=True)
@@ -309,10 +306,7 @@ def is_first_token_blind(model: Any) -> bool:
 
 
 def check_first_token(side: Encoder, source: str) -> None:
-    """Raise ConfigError if a transformer is pooled at its first token, and this does not see the others (decoders).
-
-    All sentences that begin alike would have one vector.
-    """
+    """Raise ConfigError if a transformer is pooled at its first token, and this does not see the others (decoders)."""
     if "cls" not in next(part.pooling for part in side.modules() if isinstance(part, Pooled | Transformer)):
         return
     model = next(part.model for part in side.modules() if isinstance(part, Transformer))

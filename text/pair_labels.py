@@ -25,7 +25,7 @@ class PairLabel:
     """How a column of labels is used.
 
     "filter" keeps the rows whose label is `start` or more, or has this name; None: 1 of the labels 0 and 1. "target"
-    weights rows by their label. `start` is the label of weight 1, by default the highest.
+    weights rows by their label, `start` or the highest as 1.
     """
 
     column: str | None = None  # None: there is no such column

@@ -95,10 +95,7 @@ class PairTable:
 
 
 class PairWriter:
-    """Collects rows and numbers their texts. The texts go into an Arrow file if there is one.
-
-    Equal texts are found by digests (128 bits of SHA-256): 16 bytes of memory for each text that is added.
-    """
+    """Collects rows and numbers their texts by digests of 16 bytes. The texts go into an Arrow file or a list."""
 
     def __init__(self, file: Path | None, label: PairLabel) -> None:
         self._file, self._label = file, label

@@ -98,16 +98,14 @@ def _prepends(tokens: Tokens) -> bool:
 
 
 def fast_tokenizer(tokens: Tokens, max_length: int | None, *, with_prompt: bool = True) -> PreTrainedTokenizerFast:
-    """Return the tokenizer for transformers, which puts the prompt before every sentence if it can.
-
-    Padding is masked, so any special token can be the padding token.
-    """
+    """Return the tokenizer for transformers, which puts the prompt before every sentence if it can."""
     found = {name: next((t for t in tries if t in tokens.index), None) for name, tries in {
         "unk_token": ("<unk>", "[UNK]"), "pad_token": ("[PAD]", "<pad>", "<unk>"),
         "cls_token": ("[CLS]", "<s>"), "sep_token": ("[SEP]", "</s>"), "mask_token": ("[MASK]", "<mask>"),
     }.items()}  # fmt: skip
     special: dict[str, Any] = {name: token for name, token in found.items() if token is not None} | tokens.options
     if "pad_token" not in special:
+        # Padding is masked, so any special token can be the padding token.
         added = (str(token) for token in tokens.tokenizer.get_added_tokens_decoder().values() if token.special)
         special["pad_token"] = special.get("eos_token") or next(added, tokens.words()[0])
     if max_length is not None:

@@ -79,10 +79,7 @@ class Sentences:
 
 @dataclass(frozen=True)
 class Cut:
-    """Cut text into sentences and number their tokens: by a tokenizer, or by the words of each block.
-
-    Without `tokens`, words get their ids later from a vocabulary of the corpus.
-    """
+    """Cut text into sentences and number their tokens: by a tokenizer, or the words of each block without `tokens`."""
 
     max_length: int
     lower: bool = False

@@ -39,11 +39,7 @@ BINARY_STARTS = {
 
 @contextmanager
 def open_text(file: Path, encoding: str, allowed: str) -> Iterator[TextIO]:
-    """Open a file of text, without a byte-order mark. `.gz` is unpacked.
-
-    Raise DataError if it is no text, not in that encoding, or cannot be read. `allowed` names readable files for
-    messages.
-    """
+    """Open a file of text without its byte-order mark, unpacked. `allowed` names readable files for messages."""
     codec = codec_of(encoding, file)
     try:
         with _opened(file) as raw:

@@ -99,15 +99,12 @@ def words_vocabulary(words: Sequence[str], lower: bool = False, pattern: str | N
 
 
 def load_tokens(source: str | Path) -> "Tokens":
-    """Load a Hugging Face tokenizer: a tokenizer.json, a folder that holds one, or a name on the Hub.
-
-    A folder is read as transformers does: its `CONFIG` can change what tokenizer.json says, such as lower-casing.
-    """
+    """Load a Hugging Face tokenizer: a tokenizer.json, a folder that holds one, or a name on the Hub."""
     path = Path(source)
     inner = path / "tokenizer.json"
     try:
         if path.is_dir() and inner.is_file():
-            if (path / CONFIG).is_file():
+            if (path / CONFIG).is_file():  # it can change what tokenizer.json says, such as lower-casing
                 with suppress(Exception):  # a class that is not installed, or whose code lies in the folder
                     return _as_transformers(source)
             path = inner
@@ -198,11 +195,7 @@ class Tokens:
         return max(self.index.values()) + 1
 
     def encode(self, sentences: Sequence[str], max_length: int | None = None) -> list[list[int]]:
-        """Return the ids of every sentence, cut after `max_length`. An empty sentence becomes a full stop.
-
-        The tokenizer truncates, so its special tokens (such as [CLS] and [SEP]) stay. Raise ConfigError if `max_length`
-        leaves no place for anything else.
-        """
+        """Return the ids of every sentence, at most `max_length` with special tokens. An empty one is a full stop."""
         special = self.tokenizer.num_special_tokens_to_add(False)
         if max_length is not None:
             if max_length <= special:
@@ -251,10 +244,7 @@ class Tokens:
 
 
 def read_vectors(path: str | Path, wanted: Container[str] | None = None) -> tuple[list[str], np.ndarray]:
-    """Read word vectors in the text format of GloVe or word2vec (whose first line gives count and width).
-
-    Return words, only those `wanted`, and their vectors (n, width) in float32. Raise DataError for a damaged file.
-    """
+    """Read words, only those `wanted`, and vectors (n, width) in float32 from a text file of GloVe or word2vec."""
     words: list[str] = []
     rows: list[np.ndarray] = []
     seen: set[str] = set()

@@ -68,11 +68,7 @@ def pad(sentences: Sequence[Sequence[int] | np.ndarray]) -> Chunk:
 
 
 def make_batch(sentences: Sequence[Sequence[int] | np.ndarray], chunks: int = 4) -> TokenBatch:
-    """Sort by length and cut into at most `chunks` chunks of nearly equal numbers of tokens.
-
-    The sentences of a batch stay together, because their neighbourhood is learned. Only the order of computation
-    changes.
-    """
+    """Sort by length and cut into at most `chunks` chunks of nearly equal numbers of tokens."""
     lengths = np.array([len(ids) for ids in sentences])
     falling = np.argsort(-lengths, kind="stable")
     total = np.cumsum(lengths[falling])

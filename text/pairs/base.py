@@ -70,10 +70,7 @@ class RunForPairs:
         return batch.to(self.device)
 
     def row_masks(self, vectors: int, count: int, mine: slice, epoch: int, place: int) -> Tensor | None:
-        """Draw dropout masks for `vectors` vectors of each row. Return None if nothing is dropped here.
-
-        They are drawn for the rows of all ranks, so that each row has the mask that it has in one process.
-        """
+        """Draw dropout masks for `vectors` vectors of each row, for all ranks alike. None: nothing is dropped here."""
         rate = self.config.dropout
         if not rate or self.config.encoder == "transformer":  # the layers of a transformer drop by themselves
             return None

@@ -128,8 +128,7 @@ Row = tuple[int, tuple[int, ...]]
 def without_duplicates(rows: Iterable[Row], size: int) -> Iterator[list[int]]:
     """Cut rows into batches in which no text occurs in two rows, as sentence-transformers' NO_DUPLICATES sampler does.
 
-    A row that shares a text with one of the batch waits for a later batch, where waiting rows come first. The
-    last, incomplete batch is dropped.
+    A row that shares a text with one of the batch waits for a later batch, where waiting rows come first.
     """
     waiting: dict[int, deque[Row]] = {}  # by the text that they have to wait for
     rest = iter(rows)
@@ -164,8 +163,7 @@ def _offered(waiting: dict[int, deque[Row]], rest: Iterator[Row], taken: set[int
 class PairBatches:
     """The batches of every epoch, each a function of seed and epoch alone and the same on every rank.
 
-    An epoch has as many batches as the first order fills. If a later order fills fewer, rows are drawn again for the
-    rest. Raise DataError if no batch of that size is without duplicates.
+    An epoch has as many batches as the first order fills. If a later one fills fewer, rows are drawn again.
     """
 
     def __init__(self, table: PairTable, rows: np.ndarray, size: int, draw: Order, *, no_duplicates: bool) -> None:

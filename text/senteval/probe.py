@@ -120,17 +120,13 @@ def _solve_together(
 def _solve_sklearn(
     x: np.ndarray, y: np.ndarray, problems: list[ProbeProblem], task: Task, settings: ProbeSettings
 ) -> Solved:
-    """Fit scikit-learn's classifier for each fold and value, as SentEval calls it.
-
-    A fold is fitted by one thread. BLAS with several threads is no faster on one fit, and slow if others compute, too.
-    """
+    """Fit scikit-learn's classifier for each fold and value, as SentEval calls it, a fold by one thread."""
     from sklearn import config_context
     from sklearn.linear_model import LogisticRegression
 
     grid = settings.grid(task.kind)
 
     def predict(train: np.ndarray, test: np.ndarray, values: list[float]) -> list[np.ndarray]:
-
         with config_context(assume_finite=True):  # features have been checked
             fitted, tested, truth = x[train], x[test], y[train]
             models = (LogisticRegression(C=value, random_state=settings.seed) for value in values)

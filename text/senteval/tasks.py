@@ -93,14 +93,11 @@ DIGESTS = {
 
 
 class TaskFiles:
-    """Files below SentEval's data folder, read for one task. With `check`, counts are compared with the published ones.
-
-    `changed` describes files whose checksum is not the known one.
-    """
+    """Files below SentEval's data folder, for one task. With `check`, counts are compared with the published ones."""
 
     def __init__(self, task: str, root: Path, check: bool) -> None:
         self.task, self.root, self.check = task, root, check
-        self.changed: list[str] = []
+        self.changed: list[str] = []  # files whose checksum is not the known one
 
     def text(self, relative: str, encoding: str) -> str:
         path = self.root / relative
