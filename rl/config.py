@@ -44,10 +44,7 @@ class RLConfig(AgentTable):
         "first", description="first: one seed for the first episode of an evaluation. each: every episode has its own"
     )
     evaluation_workers: int = Field(
-        1,
-        ge=1,
-        le=1024,
-        description="processes that play an evaluation's episodes side by side (evaluation_seeds: each)",
+        1, ge=1, le=1024, description="processes that play an evaluation's episodes (evaluation_seeds: each)"
     )
 
     @model_validator(mode="before")

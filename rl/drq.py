@@ -63,8 +63,6 @@ class ContrastiveDrQ(PixelAgent, TD3):
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"CnnPolicy": DrQPolicy}
     policy: DrQPolicy
 
-    # Acting -----------------------------------------------------------------------------------------------------------
-
     @property
     def noise(self) -> float:
         """Standard deviation of the actions' noise after t agent steps, as Yarats et al. 2021.
@@ -84,8 +82,6 @@ class ContrastiveDrQ(PixelAgent, TD3):
         features = joined(actor.features_extractor.head(maps), states)  # type: ignore[operator]
         mean = actor.mu(features).to(features.dtype)
         return with_noise(mean, self.noise * torch.randn_like(mean), self.target_noise_clip)
-
-    # Updating ---------------------------------------------------------------------------------------------------------
 
     def _update_networks(self, batch: FrameBatch, contrasting: bool, logs: Logs) -> None:
         """Make one update: critic and contrast, then the actor, then the momentum copies."""
@@ -136,8 +132,6 @@ class ContrastiveDrQ(PixelAgent, TD3):
         heads = ([*self.critic.q_networks, online.fc, online.ln], [*self.critic_target.q_networks, copy.fc, copy.ln])
         soft_update(*heads, self.tau)
         soft_update([online.convs], [copy.convs], self.encoder_tau)
-
-    # Setting up -------------------------------------------------------------------------------------------------------
 
     @classmethod
     def sb3_keywords(cls, chosen: presets.AgentSettings) -> dict[str, Any]:

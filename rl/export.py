@@ -1,9 +1,7 @@
 """A trained agent as zips of stable-baselines3.
 
-agent.zip holds all of it, for `load` of its class in dipole.rl, which goes on learning as the run did. sac.zip (td3.zip
-of DrQ-v2) is for `stable_baselines3.SAC.load` and needs no dipole: it acts alike and learns on as
-SB3's own algorithm. The classes of its networks are in it, and in networks.py for versions of Python that cannot read
-them.
+agent.zip is for `load` of its class in dipole.rl. sac.zip (td3.zip of DrQ-v2) is for `stable_baselines3.SAC.load`,
+without dipole. The classes of its networks are in it, and in networks.py for versions of Python that cannot read them.
 """
 
 import copy
@@ -126,11 +124,9 @@ def export_hub(
     episodes: int,
     seed: int,
 ) -> None:
-    """Write the layout of huggingface_sb3, which the Hub shows as an agent.
+    """Write the layout of huggingface_sb3, which the Hub shows as an agent, with the result for its leaderboards.
 
-    ALGO-ENV.zip for `load_from_hub` and SB3's `load`, config.json (what SB3 has in it, and the system), results.json,
-    replay.mp4 (or .gif, where imageio has no ffmpeg) of an episode, and README.md with the result that the Hub's
-    leaderboards read. Raise TrainingError if SB3's own zip would not act as the agent does.
+    Raise TrainingError if SB3's own zip would not act as the agent does.
     """
     form = save_plain(agent, folder)
     task = str((agent.task or {}).get("name", "unknown"))

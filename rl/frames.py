@@ -69,16 +69,12 @@ class Frames:
 
 
 class DiskFrames(Frames):
-    """The same ring in an unnamed file of the temporary folder (TMPDIR), for more frames than memory holds.
-
-    It is all reserved at once, because a disk that fills up later would end the process at a write. Raise TrainingError
-    if the disk refuses.
-    """
+    """The same ring in an unnamed file of the temporary folder (TMPDIR), for more frames than memory holds."""
 
     def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
         self.shape, self.device = shape, device
         size = math.prod(shape)
-        try:
+        try:  # all at once: a disk that fills up later would end the process at a write
             with tempfile.TemporaryFile(prefix="dipole-replay-") as file:
                 if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(file.fileno(), 0, size)

@@ -27,16 +27,8 @@ class PixelEncoder(BaseFeaturesExtractor):
 
     Split in `convolve` and `head`: the actor shares the convolutions of the critic, but has a head of its own, and its
     loss stops between the two. Vectors of an observation are appended to the embedding.
-
-    Args:
-        observation_space: Box (C, H, W) uint8, whose middle is seen, vectors (a Box), or a Dict of both.
-        features_dim: width of the embedding.
-        image_size: height and width of what the convolutions see, or one number for both.
-        layers, filters: number and channels of the convolutions.
-        tanh: apply tanh to the embedding.
-        channels_last: memory layout of the convolutions.
-        chunk: rows at once on the CPU (0: all). The allocator hands out blocks of more than 32 MB as fresh pages, each
-            of which faults: at batch 512 that is half of the time. The values do not depend on it.
+    Of larger images the middle is seen. `chunk` is the rows at once on the CPU (0: all): the allocator hands out blocks
+    of more than 32 MB as fresh pages, each of which faults. At batch 512 that is half of the time.
     """
 
     fc: nn.Linear
@@ -54,10 +46,7 @@ class PixelEncoder(BaseFeaturesExtractor):
         chunk: int = 64,
     ) -> None:
         seen = layout(observation_space)
-        width = seen.width
-        if seen.image is not None:
-            width += features_dim
-        super().__init__(observation_space, width)
+        super().__init__(observation_space, seen.width + features_dim * (seen.image is not None))
         self.seen = seen
         self.image_size = image_size
         if isinstance(image_size, int):
@@ -163,7 +152,8 @@ def q_values(critic: Any, features: Tensor, actions: Tensor) -> Tensor:
 @torch.no_grad()
 def soft_update(online: Iterable[nn.Module], copies: Iterable[nn.Module], tau: float) -> None:
     """Set copy <- tau online + (1 - tau) copy."""
-    sources, targets = ([p for module in modules for p in module.parameters()] for modules in (online, copies))
+    sources: list[Tensor] = [*nn.ModuleList(online).parameters()]
+    targets: list[Tensor] = [*nn.ModuleList(copies).parameters()]
     if targets:
         torch._foreach_lerp_(targets, sources, tau)
 
@@ -250,7 +240,7 @@ class Encoders:
     def _build(self, lr_schedule: Schedule) -> None:
         policy: Any = self
         self.actor, self.critic, self.critic_target = policy.make_actor(), policy.make_critic(), policy.make_critic()
-        self._initialise()
+        policy._initialise()
         self.critic_target.load_state_dict(self.critic.state_dict())
         self.critic_target.requires_grad_(False)
         self.critic_target.set_training_mode(False)
@@ -259,10 +249,6 @@ class Encoders:
         own = [parameter for parameter in self.actor.parameters() if id(parameter) not in shared]
         for network, parameters in ((self.actor, own), (self.critic, self.critic.parameters())):
             network.optimizer = policy.optimizer_class(parameters, lr=lr_schedule(1), **policy.optimizer_kwargs)
-
-    def _initialise(self) -> None:
-        """Draw the first weights of actor and critic."""
-        raise NotImplementedError
 
 
 class PixelPolicy(Encoders, SACPolicy):
@@ -275,6 +261,7 @@ class PixelPolicy(Encoders, SACPolicy):
         super().__init__(*arguments, **settings)
 
     def _initialise(self) -> None:
+        """Draw the first weights of actor and critic."""
         for network in (self.actor.latent_pi, self.critic):
             network.apply(initialise)
         # One orthogonal matrix for mean and deviation, as for a single output layer. gSDE's deviation is a

@@ -46,6 +46,7 @@ from dipole.rl.sampling import FrameBatch
 from dipole.rl.saved_agent import SavedAgent, check_passed_on
 from dipole.rl.sb3_names import without_sb3_names
 
+_DRAWN = ("exploration_mat", "exploration_matrices")  # of gSDE
 Logs = dict[str, Tensor]
 """Logged values of an update: name -> a detached scalar on the device."""
 
@@ -122,8 +123,6 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         self.n_steps = chosen.n_steps
         if _init_setup_model:
             self._setup_model()
-
-    # Setting up ------------------------------------------------------------------------------------------------------
 
     def _setup_model(self) -> None:
         self.seen = seen_by(type(self).__name__, self.observation_space)
@@ -204,8 +203,12 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         self._fit_optimizers()
 
     def exploration_state(self) -> dict[str, Any] | None:
-        """Return the random numbers that the algorithm drew for exploration, for a checkpoint."""
-        return None
+        """Return the random numbers that gSDE drew, for a checkpoint, or None without gSDE."""
+        if not self.use_sde:
+            return None
+        actor = self.policy.actor
+        drawn = {name: getattr(actor.action_dist, name).detach().cpu().numpy() for name in _DRAWN}
+        return drawn | {"new": actor.noise_is_new}
 
     def set_exploration_state(self, state: dict[str, Any] | None) -> None:
         """Continue from `exploration_state`.
@@ -213,6 +216,12 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         Args:
             state: what it returned.
         """
+        if state is None or not self.use_sde:
+            return
+        actor = self.policy.actor
+        for name in _DRAWN:
+            setattr(actor.action_dist, name, torch.from_numpy(state[name]).to(self.device))
+        actor.keeps_noise = bool(state["new"])
 
     def set_up_for_playing(self) -> None:
         """Make the networks of an agent without an environment, with the smallest replay."""
@@ -248,8 +257,6 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         self._setup_lr_schedule()
         self._setup_contrast()
         self._fit_optimizers()
-
-    # Learning ---------------------------------------------------------------------------------------------------------
 
     def predict(self, *arguments: Any, **settings: Any) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
         self._mark_step()
@@ -388,8 +395,6 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             f"the gradient of the {' and '.join(losses)} loss is not finite {where}, first in {first}. The step was "
             f"not taken.{source} Lower the learning rate, or use precision='float32'."
         )
-
-    # The contrast -----------------------------------------------------------------------------------------------------
 
     def anchors(self, images: Tensor) -> Tensor:
         """Return the embeddings (B, d) that the contrast compares.

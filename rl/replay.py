@@ -275,8 +275,6 @@ class FrameReplayBuffer(FrameSampler):
             digests[env, serials % ring] = self.digests[env, serials % self._ring]
         self.digests, self._ring = digests, ring
 
-    # Saving ----------------------------------------------------------------------------------------------------------
-
     @property
     def _extent(self) -> tuple[tuple[int, int], tuple[tuple[int, int], ...]]:
         """Numbers of the stored steps, and of each environment's planes: the first, and one after the last."""

@@ -15,8 +15,6 @@ from dipole.rl.pixel_agent import Logs, PixelAgent, set_beta
 from dipole.rl.sampling import FrameBatch
 from dipole.rl.seen import joined
 
-_DRAWN = ("exploration_mat", "exploration_matrices")  # of gSDE
-
 
 class ContrastiveSAC(PixelAgent, SAC):
     """CURL (Laskin et al. 2020) with any contrastive objective, on SB3's learn / predict / save / load / callbacks.
@@ -67,8 +65,6 @@ class ContrastiveSAC(PixelAgent, SAC):
     policy: PixelPolicy
 
     # Acting: SB3's predict -> SquashedActor.get_action_dist_params
-
-    # Updating ---------------------------------------------------------------------------------------------------------
 
     def _update_networks(self, batch: FrameBatch, contrasting: bool, logs: Logs) -> None:
         """Make one update in the order of the CURL repository."""
@@ -175,8 +171,6 @@ class ContrastiveSAC(PixelAgent, SAC):
         """Return alpha, the weight of the entropy: (1,), or () if it is fixed."""
         return self.ent_coef_tensor if self.log_ent_coef is None else self.log_ent_coef.exp()
 
-    # Setting up -------------------------------------------------------------------------------------------------------
-
     @classmethod
     def sb3_keywords(cls, chosen: presets.AgentSettings) -> dict[str, Any]:
         same = ("target_entropy", "use_sde", "sde_sample_freq", "use_sde_at_warmup")
@@ -233,21 +227,6 @@ class ContrastiveSAC(PixelAgent, SAC):
     def _store_transition(self, *step: Any) -> None:
         self.policy.actor.noise_is_new = False
         super()._store_transition(*step)
-
-    def exploration_state(self) -> dict[str, Any] | None:
-        if not self.use_sde:
-            return None
-        actor: Any = self.policy.actor
-        drawn = {name: getattr(actor.action_dist, name).detach().cpu().numpy() for name in _DRAWN}
-        return drawn | {"new": actor.noise_is_new}
-
-    def set_exploration_state(self, state: dict[str, Any] | None) -> None:
-        if state is None or not self.use_sde:
-            return
-        actor: Any = self.policy.actor
-        for name in _DRAWN:
-            setattr(actor.action_dist, name, torch.from_numpy(state[name]).to(self.device))
-        actor.keeps_noise = bool(state["new"])
 
     def set_up_for_playing(self) -> None:
         if self.target_entropy == "auto":

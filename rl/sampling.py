@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dipole.core.utils.errors import TrainingError
 from dipole.core.utils.transfer import to_device
-from dipole.rl.augmentation import Augmentation
+from dipole.rl.augmentation import Augmentation, Centre
 from dipole.rl.frames import Frames
 from dipole.rl.seen import ObservationShape
 
@@ -119,17 +119,13 @@ class FrameSampler(ReplayBuffer):
         )
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
-        which, slot = self.draw(batch_size)
-        rewards, last, discounts = self._outcomes(which, slot, env, self.n_steps, self.gamma)
-        states, following = self._drawn_states(which, slot, last, env)
-        return ReplayBufferSamples(
-            self.layout.observation(self.frames.stacks(which, self._planes(which, slot, 0)), states),
-            self._tensor(self.actions[which, slot]),
-            self.layout.observation(self.frames.stacks(which, self._planes(which, last, 1)), following),
-            self._tensor(self.dones[which, last][:, None]),
-            self._tensor(rewards),
-            discounts,
+        whole = Centre((self.layout.shape[1], self.layout.shape[2]))
+        batch = self.sample_views(batch_size, whole, 0, env)
+        seen, following = (
+            self.layout.observation(*each)
+            for each in ((batch.observations, batch.states), (batch.next_observations, batch.next_states))
         )
+        return ReplayBufferSamples(seen, batch.actions, following, batch.dones, batch.rewards, batch.discounts)
 
     def sample_views(
         self,

@@ -83,8 +83,6 @@ class SavedAgent(OffPolicyAlgorithm):
             },
         }
 
-    # Files ------------------------------------------------------------------------------------------------------------
-
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         names, variables = super()._get_torch_save_params()
         own = [name for name in ("encoder_optimizer", "contrast_optimizer") if getattr(self, name) is not None]

@@ -128,12 +128,8 @@ class AgentTable(Settings):
     algorithm: AlgorithmName = Field("sac", description="sac (CURL) or drq (DrQ-v2), which decides the presets")
     preset: Preset = Field("curl", description="gives the settings that are not named")
     inputs: Inputs = Field("auto", description="what is learned from: image, vectors, or both (auto: all)")
-    bilinear_init: Literal["uniform", "identity"] = Field(
-        "uniform", description="start of a bilinear W: on [0, 1), or the identity"
-    )
-    image_size: int | None = Field(
-        None, ge=1, le=4096, description="what the network sees. Crops: 84 % of the rendered"
-    )
+    bilinear_init: Literal["uniform", "identity"] = Field("uniform", description="start of W: on [0, 1), or identity")
+    image_size: int | None = Field(None, ge=1, le=4096, description="what the network sees. Crops: 84 % of rendered")
     crop_inclusive: bool = Field(False, description="false never draws the last crop offset (the repository)")
     positives: int | None = Field(None, ge=1, le=64, description="views other than the anchor. Default the objective's")
     exclude_duplicates: bool = Field(False, description="keep exact duplicates in a batch out of the negatives")
@@ -153,9 +149,7 @@ class AgentTable(Settings):
         "auto", description="weight of the entropy (auto: learned)"
     )
     n_steps: int = Field(1, ge=1, le=1000, description="rewards in a return, as SB3's n-step replay counts them")
-    target_entropy: Literal["auto"] | float = Field(
-        "auto", description="of the policy (auto: minus the number of actions)"
-    )
+    target_entropy: Literal["auto"] | float = Field("auto", description="of the policy (auto: minus the action count)")
     actor_every: Period = Field(2, description="updates between steps of the actor")
     target_every: Period = Field(2, description="updates between steps of the targets")
     contrast_every: Period = Field(1, description="updates between steps of the contrast")
@@ -166,17 +160,13 @@ class AgentTable(Settings):
     detach_encoder: bool = Field(False, description="the critic loss stops at the convolutions")
     joint_backward: bool = Field(False, description="one backward pass for critic and contrast (not the papers')")
     hidden: tuple[Period, ...] = Field((1024, 1024), description="widths of actor and critic")
-    critic_hidden: tuple[Period, ...] | None = Field(
-        None, description="widths of the critic. Default those of the actor"
-    )
+    critic_hidden: tuple[Period, ...] | None = Field(None, description="widths of the critic. Default the actor's")
     n_critics: int = Field(2, ge=1, le=64, description="Q functions, of which the smallest counts")
     activation: Literal["ReLU", "Tanh", "ELU", "LeakyReLU", "SiLU", "GELU"] = Field(
         "ReLU", description="of the layers of actor and critic"
     )
     use_sde: bool = Field(False, description="generalised state-dependent exploration (gSDE), as SB3 has it")
-    sde_sample_freq: Literal[-1] | Period = Field(
-        -1, description="use_sde: agent steps between its draws (-1: a rollout)"
-    )
+    sde_sample_freq: Literal[-1] | Period = Field(-1, description="use_sde: agent steps between draws (-1: a rollout)")
     use_sde_at_warmup: bool = Field(False, description="use_sde: its noise before learning_starts as well")
     log_std_init: float = Field(-3.0, ge=-20, le=20, description="use_sde: log standard deviation at first")
     use_expln: bool = Field(False, description="use_sde: expln in place of exp, which grows more slowly")

@@ -1,9 +1,7 @@
 """Checkpoints for a bit-equal continuation, in one folder that is written atomically.
 
-agent.zip (networks and optimizers, SB3's format), replay and state (generators, environments with their physics, frame
-stacks, observations, counters) as .json and .npz each, replay-<first>-<last step>.npz (the steps between them,
-linked if an earlier checkpoint wrote them), and manifest.json (their sizes, checksums of the
-replay's). No code in any of them is run.
+agent.zip (networks and optimizers, SB3's format), replay and state (generators, environments, counters) as .json and
+.npz each, replay-<first>-<last step>.npz, and manifest.json (sizes and checksums). No code in any of them is run.
 """
 
 import json

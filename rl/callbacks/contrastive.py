@@ -48,12 +48,11 @@ def random_shift(images: Tensor) -> Tensor:
 def find_encoder(model: BaseAlgorithm) -> nn.Module:
     """The features extractor that an agent learns its values with (SAC, TD3, DDPG, DQN, QR-DQN, PPO, A2C)."""
     policy: Any = model.policy
-    for name in ("critic", "q_net", "quantile_net"):
-        encoder = getattr(getattr(policy, name, None), "features_extractor", None)
+    owners = [getattr(policy, name, None) for name in ("critic", "q_net", "quantile_net")]
+    for owner in (*owners, policy):
+        encoder = getattr(owner, "features_extractor", None)
         if isinstance(encoder, nn.Module):
             return encoder
-    if isinstance(getattr(policy, "features_extractor", None), nn.Module):
-        return policy.features_extractor
     raise ConfigError(f"no features extractor was found in {type(policy).__name__}: give encoder=lambda model: ...")
 
 
@@ -231,10 +230,13 @@ class ContrastiveCallback(BaseCallback):
         return self.model.num_timesteps > getattr(self.model, "learning_starts", 0)
 
     def _on_rollout_start(self) -> None:
-        self._learn_from_rollout()
+        # The steps of an on-policy agent, whose own update on the last rollout is done.
+        if self._rollout is not None:
+            self._learn(self._collected)
+            self._rollout = None
 
     def _on_training_end(self) -> None:
-        self._learn_from_rollout()
+        self._on_rollout_start()
         if not self._stepped:
             warnings.warn(self._why_no_step(), RuntimeWarning, stacklevel=2)
 
@@ -255,12 +257,6 @@ class ContrastiveCallback(BaseCallback):
             self._rollout = distinct(model.rollout_buffer.observations, model.observation_space)
         elif self._agent_learns():
             self._learn(self._replayed)
-
-    def _learn_from_rollout(self) -> None:
-        """The steps of an on-policy agent, whose own update on the same rollout is done."""
-        if self._rollout is not None:
-            self._learn(self._collected)
-            self._rollout = None
 
     def _learn(self, draw: Callable[[], Seen | None]) -> None:
         updates, rollouts = self.updates, rollouts_left(self.model)

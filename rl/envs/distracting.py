@@ -74,8 +74,9 @@ class DistractingControlEnv(ControlEnv):
         self._plain = {name: np.array(getattr(model, name)) for name in names}
         self._background: Background | None = None
         if videos is not None and inputs != "state":
-            self._background = Background(self._physics, tasks.split(task)[0], videos, dynamic)
-            self._background.clear_floor(self._plain["geom_rgba"], self._plain["mat_rgba"])
+            domain = tasks.split(task)[0]
+            self._background = Background(self._physics, domain, videos, dynamic)
+            self._background.clear_floor(domain, self._plain["geom_rgba"], self._plain["mat_rgba"])
 
     def _begin_episode(self) -> None:
         model, plain, random = self._physics.model, self._plain, self.np_random
@@ -153,8 +154,7 @@ def videos_in(folder: str | Path, most: int | None) -> list[list[Path]]:
 class Background:
     """The sky of a task's model, on which frames of a video are shown. Raise ConfigError if it has no sky.
 
-    With `dynamic` an episode shows the frames of its video in turn, back and forth, otherwise only one of them. The
-    domain of dm_control sets the floor's opacity.
+    With `dynamic` an episode shows the frames of its video in turn, back and forth, otherwise only one of them.
     """
 
     def __init__(self, physics: Any, domain: str, videos: list[list[Path]], dynamic: bool) -> None:
@@ -167,21 +167,18 @@ class Background:
         self._physics, self._texture = physics, int(kinds[0])
         self.videos, self.dynamic = videos, dynamic
         self.place = (0, 0, 1)  # video, frame, direction
-        self.floors = [
-            index
-            for index in range(model.ngeom)
-            if str(model.id2name(index, "geom")) in _FLOORS
-            and model.geom_type[index] == int(mujoco.mjtGeom.mjGEOM_PLANE)
-        ]
-        self.floor = _FLOOR.get(domain, 0.3)
 
-    def clear_floor(self, geoms: NDArray[Any], materials: NDArray[Any]) -> None:
+    def clear_floor(self, domain: str, geoms: NDArray[Any], materials: NDArray[Any]) -> None:
         """Let the picture be seen through the floor: changes alphas of colours (n, 4), in place."""
-        for index in self.floors:
-            geoms[index, 3] *= self.floor
-            material = int(self._physics.model.geom_matid[index])
-            if material >= 0:
-                materials[material, 3] *= self.floor
+        import mujoco
+
+        model, opacity = self._physics.model, _FLOOR.get(domain, 0.3)
+        for index in np.flatnonzero(np.asarray(model.geom_type) == int(mujoco.mjtGeom.mjGEOM_PLANE)):
+            if str(model.id2name(index, "geom")) in _FLOORS:
+                geoms[index, 3] *= opacity
+                material = int(model.geom_matid[index])
+                if material >= 0:
+                    materials[material, 3] *= opacity
 
     def begin(self, random: np.random.Generator) -> None:
         """Draw a video and one of its frames."""

@@ -134,60 +134,56 @@ def evaluate_each(
         for episode in range(episodes):
             returns += evaluate(agent, env, 1, observations=observations, seeds=partial(episode_seed, seed, episode))
         return returns
-    return _Field(agent, env, episodes, seed).play(observations)
+    return _side_by_side(agent, env, episodes, seed, observations)
 
 
-class _Field:
-    """Episodes that are played side by side."""
+def _side_by_side(
+    agent: BaseAlgorithm, env: WorkerVecEnv, episodes: int, seed: int, observations: list[Any] | None
+) -> list[float]:
+    see = seeing(agent, env.observation_space)
+    left = deque((episode, 0) for episode in range(episodes))
+    playing: dict[int, tuple[int, int]] = {}  # environment -> episode, attempt
+    shown: dict[int, Any] = {}
+    totals: dict[int, float] = {}
+    seen: dict[int, list[Any]] = {}
+    returns: dict[int, float] = {}
 
-    def __init__(self, agent: BaseAlgorithm, env: WorkerVecEnv, episodes: int, seed: int) -> None:
-        self.agent, self.env, self.seed = agent, env, seed
-        self.see = seeing(agent, env.observation_space)
-        self.left = deque((episode, 0) for episode in range(episodes))
-        self.playing: dict[int, tuple[int, int]] = {}  # environment -> episode, attempt
-        self.shown: dict[int, Any] = {}
-        self.totals: dict[int, float] = {}
-        self.seen: dict[int, list[Any]] = {}
-        self.returns: dict[int, float] = {}
+    def begin(index: int) -> None:
+        playing.pop(index, None)
+        if left:
+            episode, attempt = left.popleft()
+            shown[index] = env.begin(index, episode_seed(seed, episode, attempt))
+            playing[index], totals[index], seen[episode] = (episode, attempt), 0.0, []
 
-    def play(self, observations: list[Any] | None) -> list[float]:
-        for index in range(self.env.num_envs):
-            self._begin(index)
-        shape = self.env.action_space.shape or ()
-        while self.playing:
-            actions: list[Any] = [None] * self.env.num_envs
-            for index, (episode, _) in self.playing.items():
-                shown = self.see(self.shown[index])
-                if observations is not None:
-                    self.seen[episode].append(shown)
-                actions[index] = self.agent.predict(shown, deterministic=True)[0]
-            # Environments without an episode take another's action: zeros need not be in the space.
-            actions = [actions[index] if each is None else each for each in actions]
-            following, rewards, dones, infos = self.env.step(np.reshape(actions, (len(actions), *shape)))
-            rows = rows_of(following)
-            for index in list(self.playing):
-                self.totals[index] += float(rewards[index])
-                self.shown[index] = rows[index]
-                if dones[index]:
-                    self._end(index, infos[index])
-        if observations is not None:
-            observations.extend(each for episode in sorted(self.seen) for each in self.seen[episode])
-        return [self.returns[episode] for episode in sorted(self.returns)]
-
-    def _begin(self, index: int) -> None:
-        self.playing.pop(index, None)
-        if not self.left:
-            return
-        episode, attempt = self.left.popleft()
-        self.shown[index] = self.env.begin(index, episode_seed(self.seed, episode, attempt))
-        self.playing[index], self.totals[index], self.seen[episode] = (episode, attempt), 0.0, []
-
-    def _end(self, index: int, info: dict[str, Any]) -> None:
-        episode, attempt = self.playing[index]
-        if "fault" not in info:
-            self.returns[episode] = self.totals[index]
-        elif attempt + 1 == PATIENCE:
-            raise TrainingError(f"{PATIENCE} episodes in a row failed: {fault_message(index, info['fault'])}")
-        else:
-            self.left.appendleft((episode, attempt + 1))
-        self._begin(index)
+    for index in range(env.num_envs):
+        begin(index)
+    while playing:
+        actions: list[Any] = [None] * env.num_envs
+        for index, (episode, _) in playing.items():
+            part = see(shown[index])
+            if observations is not None:
+                seen[episode].append(part)
+            actions[index] = agent.predict(part, deterministic=True)[0]
+        # Environments without an episode take another's action: zeros need not be in the space.
+        actions = [actions[index] if each is None else each for each in actions]
+        following, rewards, dones, infos = env.step(
+            np.reshape(actions, (len(actions), *(env.action_space.shape or ())))
+        )
+        rows = rows_of(following)
+        for index, (episode, attempt) in list(playing.items()):
+            totals[index] += float(rewards[index])
+            shown[index] = rows[index]
+            if not dones[index]:
+                continue
+            if "fault" not in infos[index]:
+                returns[episode] = totals[index]
+            elif attempt + 1 == PATIENCE:
+                raise TrainingError(
+                    f"{PATIENCE} episodes in a row failed: {fault_message(index, infos[index]['fault'])}"
+                )
+            else:
+                left.appendleft((episode, attempt + 1))
+            begin(index)
+    if observations is not None:
+        observations.extend(each for episode in sorted(seen) for each in seen[episode])
+    return [returns[episode] for episode in sorted(returns)]

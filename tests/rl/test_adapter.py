@@ -177,7 +177,6 @@ def test_recipes_have_settings_of_peers():
     ("dot-state", "rl.frame_stack=2", "frame_stack has no effect with inputs='state'"),
     ("curl", "rl.difficulty=medium", "difficulty has no effect on the task"),
     ("dot", "rl.camera=1", "camera has no effect on the task 'dot', whose settings are size, frame_stack"),
-    ("dot", "rl.action_repeat=1", "repeat has no effect on the task 'dot', whose settings are size, frame_stack"),
 ])  # fmt: skip
 def test_wrong_keys_of_a_recipe_are_named(recipe, setting, said):
     with pytest.raises(ConfigError, match=said):

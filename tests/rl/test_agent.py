@@ -74,14 +74,6 @@ def test_every_augmentation_trains_and_acts(tiny_agent, augmentation):
     np.testing.assert_array_equal(agent.predict(other, deterministic=True)[0], action)
 
 
-def test_actor_shares_convolutions_and_does_not_step_them(tiny_agent):
-    policy = tiny_agent().policy
-    assert policy.actor.features_extractor.convs is policy.encoder.convs
-    assert policy.actor.features_extractor.fc is not policy.encoder.fc
-    stepped = {id(p) for group in policy.actor.optimizer.param_groups for p in group["params"]}
-    assert not stepped & {id(p) for p in policy.encoder.convs.parameters()}
-
-
 def test_presets_hold_the_published_settings():
     curl, paper = PRESETS["curl"], PRESETS["paper"]
     assert (curl.batch_size, curl.encoder_steps, curl.crop_inclusive, curl.twin_loss) == (128, 2, False, "sum")
@@ -218,14 +210,11 @@ def test_emulated_bf16_warns(tiny_agent, monkeypatch):
 
 @pytest.mark.parametrize(("settings", "said"), [
     ({"batch_sise": 8}, "no setting 'batch_sise'. Did you mean 'batch_size'"),
-    ({"twin_loss": "third"}, "twin_loss: 'third' is not allowed. Allowed: sum, half."),
-    ({"gamma": 2}, "gamma: should be less than or equal to 1, got 2"),
     ({"batch_size": 8.5}, "batch_size: should be a valid integer"),
     ({"batch_size": len}, "batch_size: should be a valid integer"),
     ({"joint_backward": 1}, "joint_backward: should be a valid boolean"),
     ({"layers": 12}, "too small for 12 convolutions"),
     ({"batch_size": None}, "batch_size: should be a valid integer, got null"),
-    ({"policy_kwargs": {"net_arch": [8]}}, "the same setting"),
     ({"seed": -1}, "seed must be an integer from 0 to 2**32 - 1, or None, got -1"),
     ({"gradient_steps": "x"}, "gradient_steps: should be a valid integer"),
     ({"ent_coef": -1}, "ent_coef: must be 'auto' or a number >= 0, got -1"),
@@ -235,7 +224,6 @@ def test_emulated_bf16_warns(tiny_agent, monkeypatch):
     ({"objective": "infonse"}, "infonce"),
     ({"objective": torch.nn.Linear(2, 2)}, "objective must be a text"),
     ({"image_size": None, "augmentation": lambda images: images / 255}, "returns values from 0 to 1, but"),
-    ({"env": gymnasium.make("Pendulum-v1")}, "sees no image here"),
     ({"env": gymnasium.wrappers.DtypeObservation(DotEnv(), np.float32)}, "needs uint8 images"),
 ])  # fmt: skip
 def test_wrong_settings_raise_errors_that_name_them(tiny_agent, settings, said):

@@ -159,7 +159,6 @@ def test_five_faults_in_a_row_stop(workers, tiny_agent):
     workers.env_method("fail", "always")
     refused(TrainingError, r"lost|in a row", evaluate_each, tiny_agent(), workers, 2, 0)
     refused(TrainingError, r"5 episodes in a row failed: .*lost", evaluate, tiny_agent(), Failing("always"), 1)
-    refused(ConfigError, "made for observations", evaluate_each, tiny_agent(), make_env("dot", size=36), 1)
 
 
 def test_workers_of_an_evaluation_change_no_result(tmp_path):

@@ -221,6 +221,7 @@ WRAPPERS = {
     "DelayObservation": lambda env: wrappers.DelayObservation(env, 3),
     "TimeAwareObservation": lambda env: wrappers.TimeAwareObservation(wrappers.TimeLimit(env, 9)),
     "MaxAndSkipObservation": lambda env: wrappers.MaxAndSkipObservation(env, 3),
+    "RepeatAction": lambda env: wrappers.RepeatAction(env, 2),
     "Autoreset": lambda env: wrappers.Autoreset(wrappers.TimeLimit(env, 6)),
     "ClipReward": lambda env: wrappers.ClipReward(env, -1, 1),
     "Transformed": lambda env: wrappers.TransformReward(wrappers.RescaleObservation(env, -np.inf, np.inf), abs),
@@ -229,8 +230,6 @@ WRAPPERS = {
     ),
     "checked": lambda env: wrappers.OrderEnforcing(wrappers.PassiveEnvChecker(env)),
 }
-if "RepeatAction" in wrappers.__all__:  # since gymnasium 1.2
-    WRAPPERS["RepeatAction"] = lambda env: wrappers.RepeatAction(env, 2)
 
 
 def play(env, actions):

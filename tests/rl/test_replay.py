@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from stable_baselines3 import SAC
 
 from dipole.core.utils.errors import ConfigError, TrainingError
-from dipole.rl import frames, replay
+from dipole.rl import frames, make_env, replay
 from dipole.rl.augmentation import Centre, Crop, Custom, Shift, resolve, shift
 from dipole.rl.replay import FrameReplayBuffer
 from tests.runs import refused
@@ -196,10 +197,6 @@ def test_wrong_settings_of_replay_are_named(given, said):
 
 
 def test_stock_sac_learns_from_this_buffer():
-    from stable_baselines3 import SAC
-
-    from dipole.rl import make_env
-
     agent = SAC(
         "CnnPolicy", make_env("dot", size=36), replay_buffer_class=FrameReplayBuffer, buffer_size=100,
         learning_starts=5, batch_size=4, device="cpu", policy_kwargs={"net_arch": [8]},

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterator
+from contextlib import suppress
 from numbers import Real
 from typing import Any
 
@@ -63,10 +64,8 @@ def _made(task: str) -> Any:
     found = find(task)
     try:
         if found.factory is gymnasium.make:
-            try:
+            with suppress(TypeError):  # it knows no render_mode
                 return found.make(render_mode="rgb_array")
-            except TypeError:  # it knows no render_mode
-                pass
         return found.make()
     except DipoleError:
         raise

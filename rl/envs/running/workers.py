@@ -85,11 +85,9 @@ class WorkerVecEnv(SubprocVecEnv):
             # The server imports this once. Otherwise every worker would import torch itself.
             self._context.set_forkserver_preload([__name__])
         self.waiting = self.closed = False
-        self.remotes, self.processes = (), []
-        for make in self._make:
-            remote, process = self._start(make)
-            self.remotes = (*self.remotes, remote)
-            self.processes.append(process)
+        started = [self._start(make) for make in self._make]
+        self.remotes: Any = [remote for remote, _ in started]
+        self.processes = [process for _, process in started]
         try:
             for remote in self.remotes:
                 remote.send(("get_spaces", None))
@@ -261,12 +259,11 @@ class WorkerVecEnv(SubprocVecEnv):
         self._restarts_left -= 1
         self._deaths[index] += 1
         self.remotes[index].close()
-        remote, self.processes[index] = self._start(self._make[index])
-        self.remotes = (*self.remotes[:index], remote, *self.remotes[index + 1 :])
+        self.remotes[index], self.processes[index] = self._start(self._make[index])
         # The worker's generators died with it: a seed of its own for each restart keeps runs reproducible.
         seed = np.random.SeedSequence([self._root_seeds[index] or 0, index, self._deaths[index]]).generate_state(1)[0]
         try:
-            remote.send(("reset", (int(seed) >> 1, {})))
+            self.remotes[index].send(("reset", (int(seed) >> 1, {})))
             observation, reset_info = self._answer(index, _TO_BEGIN)
         except _GONE as again:
             return self._restart(index, again)
