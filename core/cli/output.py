@@ -13,7 +13,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
 from typing import Any, TextIO
 
 from dipole.core.utils.errors import ConfigError, DipoleError
@@ -145,14 +145,11 @@ def print_json_error(kind: str, message: str, exit_code: int) -> None:
         silence(sys.stdout)
 
 
-@contextmanager
-def stdout_to_stderr(active: bool) -> Iterator[None]:
+def stdout_to_stderr(active: bool) -> AbstractContextManager[object]:
     """Send everything that the block prints to stderr if `active`. Commands do so with --json."""
-    if not active:
-        yield
-        return
-    with redirect_stdout(sys.stderr):
-        yield
+    if active:
+        return redirect_stdout(sys.stderr)
+    return nullcontext()
 
 
 @contextmanager

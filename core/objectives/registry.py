@@ -20,7 +20,6 @@ from dipole.core.utils.errors import RegistryError, SpecError, nearest
 from dipole.core.utils.plugins import (
     SWITCH,
     PluginError,
-    Table,
     declared_by,
     is_ours,
     load,
@@ -86,8 +85,8 @@ class Registry:
 
     def __init__(self) -> None:
         # Undo the entries of a plug-in whose import fails.
-        self._entries: dict[str, Entry] = undoable(Table(), lambda entry: str(entry.target.__module__))
-        self._names: dict[str, str] = undoable(Table())
+        self._entries: dict[str, Entry] = undoable(lambda entry: str(entry.target.__module__))
+        self._names: dict[str, str] = undoable()
         self._broken: dict[str, PluginError] = {}
         self._state: Literal["empty", "loading", "loaded"] = "empty"
         self._lock = RLock()  # another thread waits until everything is there

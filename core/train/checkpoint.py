@@ -272,7 +272,7 @@ def first_start(run: Any) -> str | None:
             f"the data of the run {run.folder.path} have changed since its checkpoint was written, and its model is "
             "built from them. Put the old data back, or start again with --resume never."
         )
-    return record.started
+    return str(record.started)
 
 
 def unsupported_reason(ranks: Sequence[dict[str, Any]], module: nn.Module, synchronized: bool) -> str:

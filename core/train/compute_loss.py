@@ -126,7 +126,7 @@ def as_composite(given: str | Objective | Composite) -> Composite:
     if not isinstance(given, Composite):
         raise ConfigError(
             "objective must be a text such as 'infonce + 0.1*dp', an Objective or a Composite, got "
-            f"{type(given).__name__}."
+            f"{type(given).__name__}. A function of embeddings becomes a class as in docs/how-to/own-losses.md."
         )
     return given
 
@@ -164,9 +164,9 @@ def compute_loss(
 
     Raises:
         SpecError: for a wrong text.
-        OptionError: arguments of another kind, out of their range, or that exclude each other.
-        ConfigError: the objective has parameters and there is no model or width, or the model has a part `objective`
-            already.
+        OptionError: arguments out of their range, or that exclude each other.
+        ConfigError: `objective` is of another kind, or has parameters and there is no model or width, or the model has
+            a part `objective` already.
         PairsError: the objective has parameters of another width than `dim`; from a call, outputs without embeddings,
             or that cannot be paired.
 
@@ -181,11 +181,6 @@ def compute_loss(
     if isinstance(embeddings, str):
         embeddings = (embeddings,)
     check_whole("gradient_accumulation_steps", gradient_accumulation_steps)
-    if not isinstance(objective, str | Objective | Composite):
-        raise OptionError(
-            f"compute_loss: objective must be its text, an Objective or a Composite, got {objective!r}. A function of "
-            "embeddings becomes a class as in docs/how-to/own-losses.md."
-        )
     built = as_composite(objective)
     if dim is not None:
         built.build(dim)

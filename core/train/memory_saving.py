@@ -44,7 +44,10 @@ class Encoding:
             from torch._functorch import config as functorch
 
             functorch.donated_buffer = False  # health.gradient_lengths runs the backward pass more than once
-            translate = partial(torch.compile, options=inductor_options(mode))
+            from torch._inductor import list_mode_options
+
+            # torch.compile takes a mode or options, not both. A second pass repeats the random numbers of the first.
+            translate = partial(torch.compile, options={**list_mode_options(mode), "fallback_random": True})
         for encoder in encoders if self._asked else ():
             forward = own_forward(encoder)
             if config.activation_checkpointing:
@@ -81,16 +84,7 @@ class Encoding:
         return noted
 
 
-def inductor_options(mode: CompileMode) -> dict[str, Any]:
-    """Return the mode as options of torch.compile. A second pass repeats the random numbers of the first."""
-    from torch._inductor import list_mode_options
-
-    return {**list_mode_options(mode), "fallback_random": True}
-
-
-def checkpointed(
-    encoder: nn.Module, forward: Forward, translate: Callable[[Forward], Forward] = lambda forward: forward
-) -> Forward:
+def checkpointed(encoder: nn.Module, forward: Forward, translate: Callable[[Forward], Forward]) -> Forward:
     """Return a forward pass that stores only the inputs of its segments and computes the rest again (Chen et al. 2016).
 
     Random numbers and buffers are replayed, so values, gradients and running statistics stay the same, bit for bit.

@@ -32,27 +32,26 @@ def check_onnx() -> None:
 def write_onnx(
     folder: Path,
     module: nn.Module,
-    example: Mapping[str, Tensor],
+    tried: Sequence[Mapping[str, Tensor]],
     free: Mapping[str, Sequence[str]],
-    others: Sequence[Mapping[str, Tensor]],
 ) -> None:
     """Write `FILE` into a folder and check it: onnxruntime must reproduce the module's output, named `OUTPUT`.
 
-    The module maps named tensors to one tensor, in eval mode on the CPU. `example` has a tensor of every input, at
-    least two long where it is free. `free` names the leading axes of each input that are not fixed, such as ("batch",
-    "length"). `others` are inputs of other sizes to check. Raise TrainingError if the module cannot be written or the
+    The module maps named tensors to one tensor, in eval mode on the CPU. `tried` are inputs of several sizes to check,
+    the first at least two long where it is free. `free` names the leading axes of each input that are not fixed, such
+    as ("batch", "length"). Raise TrainingError if the module cannot be written or the
     outputs differ, OSError if the disk refused.
     """
     check_onnx()
     named = {name: dict(enumerate(names)) for name, names in free.items()}
     try:
-        _write(folder / FILE, module, example, named)
-        off = _off(folder / FILE, module, (example, *others))
+        _write(folder / FILE, module, tried[0], named)
+        off = _off(folder / FILE, module, tried)
     except Exception as error:  # torch.export, torch.onnx, onnxscript and onnxruntime have no common base
         try:
             _raise_disk_error(error)
-            _write_traced(folder / FILE, module, example, named)
-            off = _off(folder / FILE, module, (example, *others))
+            _write_traced(folder / FILE, module, tried[0], named)
+            off = _off(folder / FILE, module, tried)
         except Exception as again:
             _raise_disk_error(again)
             cause: BaseException = error

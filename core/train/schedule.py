@@ -16,14 +16,14 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from dipole.core.utils.errors import OptionError, nearest
 
 if TYPE_CHECKING:
-    from dipole.core.objectives.objective import Composite, Objective
+    from dipole.core.objectives.objective import Composite
 
 WEIGHT = "weight"
 POINTS = "points"
@@ -129,14 +129,10 @@ class Target:
     """The target of an entry of [train.schedule]: the weight of a term, or one of its options."""
 
     name: str
-    objective: Composite = field(repr=False)
+    objective: Composite
     place: int
+    term: Any
     option: str
-
-    @property
-    def term(self) -> Objective:
-        term: Any = self.objective.terms[self.place]
-        return term  # type: ignore[no-any-return]
 
     def set(self, value: float) -> None:
         if self.option == WEIGHT:
@@ -166,7 +162,7 @@ def target(name: str, objective: Composite | None) -> Target:
         raise ValueError(
             f"{owner} has nothing {option!r} to schedule.{nearest(option, names)} It has: {', '.join(names)}"
         )
-    return Target(name, objective, place, option)
+    return Target(name, objective, place, term, option)
 
 
 def _options(term: Any) -> list[str]:

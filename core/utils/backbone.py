@@ -140,7 +140,8 @@ def read_config(source: NetworkSource, takes: str) -> Any:
     part = {"pixel_values": "vision_config", "input_ids": "text_config"}[takes]
     if hasattr(config, part):
         config = getattr(config, part)
-    first, model = "nothing that AutoModel knows", MODEL_MAPPING.get(type(config), None)
+    model: Any = MODEL_MAPPING.get(type(config), None)
+    first = "nothing that AutoModel knows"
     if model is not None:
         first = str((model[0] if isinstance(model, tuple) else model).main_input_name)
     if first != takes:

@@ -69,18 +69,8 @@ def disk_error(error: BaseException | None) -> OSError | None:
     return None
 
 
-def is_file(path: Path) -> bool:
-    """Return whether there is such a file. An impossible name is none."""
-    with suppress(OSError, ValueError):
-        return path.is_file()
-    return False
-
-
-def is_folder(path: Path) -> bool:
-    """Return whether there is such a folder. An impossible name is none."""
-    with suppress(OSError, ValueError):
-        return path.is_dir()
-    return False
+is_file, is_folder = os.path.isfile, os.path.isdir
+"""Unlike those of `Path`, they return False for an impossible name."""
 
 
 def instead_of_folder(path: Path) -> str:
@@ -94,12 +84,9 @@ def instead_of_file(path: Path) -> str:
     """Return what is in the place of a file, such as "a folder", or "" for a file or for nothing."""
     if is_folder(path):
         return "a folder"
-    with suppress(OSError, ValueError):
-        if path.exists():
-            return "" if path.is_file() else "no regular file"
-        if path.is_symlink():
-            return "a link that leads nowhere"
-    return ""
+    if is_file(path) or not os.path.lexists(path):
+        return ""
+    return ("a link that leads nowhere", "no regular file")[os.path.exists(path)]
 
 
 def check_own(path: Path) -> None:

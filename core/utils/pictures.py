@@ -9,7 +9,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from dipole.core.utils.errors import OptionError
 
 MANY_PIXELS = 25_000_000
-DENSE = 400  # pixels for a byte
+DENSE = 400  # pixels for a byte, of which photos have at most 100
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -45,20 +45,11 @@ def open_image(data: bytes) -> Image.Image:
         raise ValueError(f"cannot identify image file, which begins with {data[:16]!r}") from None
     if image.format == "EPS":  # Pillow would run Ghostscript
         raise ValueError("PostScript is not read; save it as PNG")
-    check_pixels(image, len(data))
-    return image
-
-
-def check_pixels(image: Image.Image, size: int) -> None:
-    """Raise ValueError for a small file of `size` bytes that would take gigabytes of memory.
-
-    It has more than `MANY_PIXELS`, and more than `DENSE` for each byte. Photos have at most 100 for a byte.
-    """
     pixels = image.width * image.height
-    if pixels > MANY_PIXELS and pixels > DENSE * size:
-        raise ValueError(
-            f"{image.width} x {image.height} pixels in {size} bytes would take gigabytes of memory; save it smaller"
-        )
+    if pixels > MANY_PIXELS and pixels > DENSE * len(data):
+        shown = f"{image.width} x {image.height} pixels in {len(data)} bytes"
+        raise ValueError(f"{shown} would take gigabytes of memory; save it smaller")
+    return image
 
 
 def upright(picture: Image.Image, opened: Image.Image) -> Image.Image:

@@ -136,11 +136,12 @@ class Table(dict[Any, Any]):
 _tables: list[tuple[weakref.ref[Table], Callable[[Any], str]]] = []
 
 
-def undoable(table: Table, module: Callable[[Any], str] = lambda value: "") -> Table:
-    """Restore a table of registered values when a plug-in fails while it is imported.
+def undoable(module: Callable[[Any], str] = lambda value: "") -> Table:
+    """Return a table of registered values that is restored when a plug-in fails while it is imported.
 
     `module` returns the name of the module that registered a value, which must be imported again, or "" for none.
     """
+    table = Table()
     _tables[:] = [each for each in _tables if each[0]() is not None]
     _tables.append((weakref.ref(table), module))
     return table

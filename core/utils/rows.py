@@ -311,14 +311,13 @@ def parquet_rows(file: Path, asker: Asker) -> Iterator[Any]:
         ) from error
 
 
-def hub_rows(name: str, split: str, asker: Asker) -> Iterable[Any]:
+def hub_rows(name: str, split: str, asker: Asker) -> Any:
     """Stream a data set of the Hub, NAME or NAME:SUBSET."""
     load_dataset = asker.package("datasets").load_dataset
     name, _, subset = name.partition(":")
     try:
         with without_retry_messages():
-            streamed: Iterable[Any] = load_dataset(name, subset or None, split=split, streaming=True)
-            return streamed
+            return load_dataset(name, subset or None, split=split, streaming=True)
     except Exception as error:  # the datasets library and the network raise many kinds
         raise _not_opened(name, f" (split {split!r})", error) from error
 
@@ -343,7 +342,7 @@ def _not_opened(name: str, split: str, error: Exception) -> DataError:
     )
 
 
-def _saved(folder: Path, split: str, asker: Asker) -> Iterable[Any]:
+def _saved(folder: Path, split: str, asker: Asker) -> Any:
     """Read a folder of `save_to_disk`: one set, or a split of several."""
     try:
         found: Any = asker.package("datasets").load_from_disk(str(folder))
@@ -352,9 +351,7 @@ def _saved(folder: Path, split: str, asker: Asker) -> Iterable[Any]:
     except Exception as error:  # pyarrow and datasets have no common base
         raise DataError(f"{folder} is not a readable data set: {str(error).splitlines()[0]}") from error
     if not isinstance(found, dict):
-        whole: Iterable[Any] = found
-        return whole
+        return found
     if split not in found:
         raise DataError(f"{folder} has no split {split!r}; it has {', '.join(found)}. Say {asker.split}.")
-    part: Iterable[Any] = found[split]
-    return part
+    return found[split]

@@ -44,8 +44,13 @@ def _forward(self: Any, x: Tensor) -> Tensor:
     # Two passes, because E[x^2] - E[x]^2 loses digits.
     var = all_sum(centred.square().sum(axes)) / count
     if self.track_running_stats:
-        with torch.no_grad():
-            _remember(self, mean, var * (count / (count - 1).clamp_min(1)))
+        self.num_batches_tracked.add_(1)
+        share = self.momentum
+        if share is None:
+            share = 1 / self.num_batches_tracked
+        unbiased = var.detach() * (count / (count - 1).clamp_min(1))
+        for kept, new in ((self.running_mean, mean.detach()), (self.running_var, unbiased)):
+            kept.add_((new - kept) * share)
     scale = (var + self.eps).rsqrt()
     if self.weight is not None:
         scale = scale * self.weight
@@ -61,12 +66,3 @@ _forward.__name__ = "forward"  # under this name a bound method is pickled
 def _along(values: Tensor, like: Tensor) -> Tensor:
     """(C,) as (1, C, 1, ...)."""
     return values.view(1, -1, *[1] * (like.ndim - 2))
-
-
-def _remember(norm: Any, mean: Tensor, var: Tensor) -> None:
-    norm.num_batches_tracked.add_(1)
-    share = norm.momentum
-    if share is None:
-        share = 1 / norm.num_batches_tracked
-    for kept, new in ((norm.running_mean, mean), (norm.running_var, var)):
-        kept.add_((new - kept) * share)

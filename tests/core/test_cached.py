@@ -230,7 +230,7 @@ def cached(module=None, objective="infonce", microbatch=4, **more):
     (lambda: dipole.compute_loss("infonc"), "Did you mean 'infonce'"),
     (lambda: dipole.compute_loss("infonce", embeddings="z", pairs=len), "not both"),
     (lambda: dipole.compute_loss("infonce", gradient_accumulation_steps=0), "whole number >= 1"),
-    (lambda: dipole.compute_loss(5), "must be its text, an Objective or a Composite, got 5"),
+    (lambda: dipole.compute_loss(5), "must be a text such as .* an Objective or a Composite, got int"),
     (lambda: dipole.compute_loss("infonce + cllr"), "give that width"),
     (lambda: dipole.compute_loss("infonce + cllr", dim=4), "give compute_loss.*model=model"),
     (lambda: dipole.compute_loss("infonce")({"logits": torch.ones(2, 2)}), "returned logits, and no"),

@@ -100,7 +100,7 @@ def export(encoder: SentenceEncoder, folder: Path, record: Any) -> None:
     padded = PaddedSentences(model, parts_scaled(encoder, model), encoder.tokens.empty).eval()
     longest = encoder.max_length or 12
     tried = [_random(len(encoder.tokens), *shape) for shape in ((3, min(7, longest)), (1, 1), (5, min(12, longest)))]
-    write_onnx(folder, padded, tried[0], {"input_ids": AXES, "attention_mask": AXES}, tried[1:])
+    write_onnx(folder, padded, tried, {"input_ids": AXES, "attention_mask": AXES})
     fast_tokenizer(encoder.tokens, encoder.max_length).save_pretrained(folder)
     _check_texts(encoder, folder)
     usage = f"""

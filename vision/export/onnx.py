@@ -30,7 +30,7 @@ def export(model: TrainedModel, folder: Path, record: Any, objective: Any) -> No
     """Write model.onnx, an image processor and README.md. onnxruntime must give the run's features."""
     channels, size = model.images.channels, model.size
     tried = [{INPUT: torch.rand(count, channels, size, size)} for count in (3, 1, 5)]
-    write_onnx(folder, Features(model.module).eval(), tried[0], {INPUT: ("batch",)}, tried[1:])
+    write_onnx(folder, Features(model.module).eval(), tried, {INPUT: ("batch",)})
     write_processor(folder, size, channels)
     usage = f"""
 import numpy, onnxruntime

@@ -99,7 +99,12 @@ def _fetch(arguments: argparse.Namespace, name: str, data: DataSet, folder: Path
             write(f"from     {address(file)}")
         if unchecked:
             write(f"checked  no checksum is known of {', '.join(unchecked[:5])}: compare those printed at the end")
-    _check_space(missing, folder)
+    needed, free = sum(file.size or 0 for file in missing), free_bytes(folder.absolute())
+    if needed > free:
+        raise DataError(
+            f"{size(needed)} are needed, and the disk of {folder} has {size(free)} left. Free some space, or choose "
+            "another folder with --out."
+        )
     if asks:
         confirm("Fetch it?", "to fetch it under that licence", "nothing was fetched")
     get(name, data, files, folder, _lines, _waits)
@@ -107,15 +112,6 @@ def _fetch(arguments: argparse.Namespace, name: str, data: DataSet, folder: Path
         if file.checksum is None:
             write(f"sha256   {file_hash(downloads / file.path)}  {file.path}")
     write(f"{folder} is ready; {downloads} is no longer needed.\n{_use(data, folder)}")
-
-
-def _check_space(files: list[RemoteFile], folder: Path) -> None:
-    needed, free = sum(file.size or 0 for file in files), free_bytes(folder.absolute())
-    if needed > free:
-        raise DataError(
-            f"{size(needed)} are needed, and the disk of {folder} has {size(free)} left. Free some space, or choose "
-            "another folder with --out."
-        )
 
 
 def _use(data: DataSet, folder: Path) -> str:

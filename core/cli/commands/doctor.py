@@ -68,7 +68,7 @@ LOW_DISK = 2 * 2**30
 
 def examine(runs: Path) -> Iterator[Finding]:
     """Yield the findings. `runs` is the folder of runs."""
-    yield _python()
+    yield Finding("python", "ok", f"{platform.python_version()} at {sys.executable}, {platform.machine()}")
     yield from _torch()
     yield from _packages()
     yield from _plugins()
@@ -76,10 +76,6 @@ def examine(runs: Path) -> Iterator[Finding]:
     yield _data_folder()
     yield _hub_cache()
     yield from _runs_folder(runs)
-
-
-def _python() -> Finding:
-    return Finding("python", "ok", f"{platform.python_version()} at {sys.executable}, {platform.machine()}")
 
 
 def _torch() -> Iterator[Finding]:

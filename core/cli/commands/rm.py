@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,11 @@ from pathlib import Path
 from dipole.core.cli import Runner
 from dipole.core.cli.output import confirm, write
 from dipole.core.cli.parser import add_runs
+from dipole.core.utils.errors import ConfigError, ReceivedError, RecordError
+from dipole.core.utils.files import why
+from dipole.core.utils.process import OWNER, is_gone, is_locked, lives_here, read_owner
+from dipole.core.utils.received import read_text
+from dipole.core.utils.text import counted, size
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
@@ -29,8 +35,6 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from dipole.core.utils.text import counted, size
-
     folders = list(dict.fromkeys(_folder(name, arguments.runs, arguments.force) for name in arguments.run))
     if not arguments.yes:
         for path in folders:
@@ -55,7 +59,6 @@ def run(arguments: argparse.Namespace) -> int:
 def _folder(name: str, runs: Path, force: bool) -> Path:
     """Return the folder of a run. It must be in `runs` itself and not be training."""
     from dipole.core.train.run_folder import find_run
-    from dipole.core.utils.errors import ConfigError
 
     given = find_run(name, runs).path
     if given.is_symlink():
@@ -70,15 +73,13 @@ def _folder(name: str, runs: Path, force: bool) -> Path:
 
 def _check_idle(path: Path, force: bool) -> None:
     """Refuse a run that is training. Tell the user if its process was killed, as its record still says running."""
-    from dipole.core.utils.errors import ConfigError, ReceivedError
-    from dipole.core.utils.process import OWNER, is_gone, lives_here, read_owner
-    from dipole.core.utils.received import read_text
-
-    owner = ""
+    owner, locked = "", False
     with suppress(ReceivedError):
         owner = read_text(path / OWNER)
     told = {"pid": "unknown", "host": "an unknown host"} | read_owner(owner)
-    if _is_locked(path) or lives_here(owner):
+    with suppress(OSError):
+        locked = is_locked(path / ".lock")
+    if locked or lives_here(owner):
         raise ConfigError(f"{path} is being trained by process {told['pid']}. End that first.")
     if is_gone(owner):  # an orderly end removes the file
         write(f"{path} was being trained when its process was killed.", sys.stderr)
@@ -91,7 +92,6 @@ def _check_idle(path: Path, force: bool) -> None:
 
 def _says_running(path: Path) -> bool:
     from dipole.core.record import read_record
-    from dipole.core.utils.errors import RecordError
 
     try:
         return read_record(path / "record.json").status == "running"
@@ -99,20 +99,8 @@ def _says_running(path: Path) -> bool:
         return False
 
 
-def _is_locked(path: Path) -> bool:
-    from dipole.core.utils.process import is_locked
-
-    with suppress(OSError):
-        return is_locked(path / ".lock")
-    return False
-
-
 def _remove(path: Path) -> str:
     """Rename a folder and remove it, so that no half-removed run is left. Return the problem, or ""."""
-    import shutil
-
-    from dipole.core.utils.files import why
-
     away = path.with_name(f".removed-{path.name}")
     try:
         shutil.rmtree(away, ignore_errors=True)  # left by an interrupted attempt

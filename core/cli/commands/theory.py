@@ -50,7 +50,12 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     for title, names in GROUPS.items():
         group = parser.add_argument_group(title)
         if title == "data":
-            _add_data(group)
+            group.add_argument("--split", choices=("train", "test"), default="test", help="default test")
+            about = "given; blocks:N (N consecutive rows are a class); or a file"
+            group.add_argument("--labels", default="given", metavar="HOW", help=about)
+            about = "raw, on the unit sphere, or (auto) as the objective's similarity takes them"
+            group.add_argument("--features", choices=("auto", "raw", "unit"), default="auto", help=about)
+            group.add_argument("--scale", type=float, default=1.0, help="factor of the features")
         elif title == "Arora et al.":
             group.add_argument("--loss", choices=("hinge", "logistic", "both"), default="both")
         elif title == FREE:
@@ -59,15 +64,6 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
         for name in names:
             _add_choice(group, OPTIONS[name])
     return run
-
-
-def _add_data(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--split", choices=("train", "test"), default="test", help="default test")
-    about = "given; blocks:N (N consecutive rows are a class); or a file"
-    group.add_argument("--labels", default="given", metavar="HOW", help=about)
-    about = "raw, on the unit sphere, or (auto) as the objective's similarity takes them"
-    group.add_argument("--features", choices=("auto", "raw", "unit"), default="auto", help=about)
-    group.add_argument("--scale", type=float, default=1.0, help="factor of the features")
 
 
 def _add_choice(group: argparse._ArgumentGroup, option: Option) -> None:
