@@ -14,6 +14,7 @@ from dipole.core.train.finetuning import FREEZE_HELP, LORA_HELP, WEIGHTS_HELP, F
 from dipole.core.utils import backbone
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.freezing import fix_unused
+from dipole.core.utils.modes import in_mode
 from dipole.vision.encoders import EncoderConfig, build_projector
 from dipole.vision.encoders.base import PREFIX
 
@@ -104,10 +105,8 @@ class CaptionBranch(nn.Module):
     def _inspect(self, config: CaptionConfig) -> Tensor:
         """Run one caption, choose the pooling and return the features."""
         ids = torch.zeros(1, 2, dtype=torch.long)
-        was = self.model.training
-        self.model.eval()
         try:
-            with torch.enable_grad():
+            with in_mode(False, self.model), torch.enable_grad():
                 # Without a mask: models read its values, which meta tensors do not have.
                 outputs = self.model(input_ids=ids)
                 last = outputs.last_hidden_state
@@ -118,7 +117,6 @@ class CaptionBranch(nn.Module):
             raise config.source.error(
                 f"{type(self.model).__name__} is random in evaluation mode: one caption got two different vectors"
             )
-        self.model.train(was)
         has_pooler = outputs.get("pooler_output") is not None
         if config.pooling == "pooler" and not has_pooler:
             raise ConfigError(

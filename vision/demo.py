@@ -37,7 +37,7 @@ def table(records: Sequence[RunRecord]) -> str:
         *((label, first, f"{name}/") for label, name in BASELINES.items()),
     ]:
         values = [record.results[f"{prefix}{name}"] for name in COLUMNS.values()]
-        rows.append((label, *(f"{100 * value:.1f} %" for value in values)))
+        rows.append((label, *("-" if value is None else f"{100 * value:.1f} %" for value in values)))
     title = f"{first.name}: test accuracy of frozen features, seed {first.seed}, {counted(first.epochs, 'epoch')}"
     return f"{title}\n\n{text_table(rows)}\n"
 
@@ -52,13 +52,15 @@ def draw_histograms(records: Sequence[RunRecord], path: Path) -> None:
         parts = {"same class": (histogram.same, SAME), "different classes": (histogram.different, DIFFERENT)}
         for label, (counts, color) in parts.items():
             assert counts is not None
-            share = [100 * count / sum(counts) for count in counts]
+            share = [100 * count / max(1.0, sum(counts)) for count in counts]
             axis.stairs(share, histogram.edges, fill=True, color=color, alpha=0.45, label=label)
             axis.stairs(share, histogram.edges, color=color, linewidth=1.2)
         axis.axvspan(0.1, 0.5, color="0.92", zorder=0, label="margin of DP, 0.1 to 0.5")
         axis.set_title(record.objective, fontsize=9, family="monospace")
-        where = {"transform": axis.transAxes, "ha": "right", "va": "top"}
-        axis.text(0.97, 0.93, f"k-means {100 * record.results['kmeans/accuracy']:.0f} %", fontsize=9, **where)
+        accuracy = record.results["kmeans/accuracy"]
+        if accuracy is not None:
+            where = {"transform": axis.transAxes, "ha": "right", "va": "top"}
+            axis.text(0.97, 0.93, f"k-means {100 * accuracy:.0f} %", fontsize=9, **where)
         axis.set_xlim(0, 1)
         axis.spines[["top", "right"]].set_visible(False)
     figure.supxlabel("distance D = (1 - cosine) / 2 of two test images' embeddings (no unit)", fontsize=10)

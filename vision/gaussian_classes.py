@@ -12,7 +12,7 @@ from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.seeding import Seeds
 from dipole.vision.encoders.base import mlp
-from dipole.vision.frameworks.base import Batch, embedded
+from dipole.vision.frameworks.base import Batch, Branch, embedded
 from dipole.vision.toy_config import ToyConfig
 
 CLASS, INSTANCE, NUISANCE = 10, 8, 24
@@ -66,19 +66,6 @@ def with_noise(labels: Tensor, share: float, classes: int, generator: torch.Gene
     return found
 
 
-class Network(nn.Module):
-    """An MLP encoder and its projector. A call returns the projector's output and the features that are probed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = mlp([INPUTS, HIDDEN, FEATURES])
-        self.projector = nn.Sequential(nn.ReLU(), nn.Linear(FEATURES, EMBEDDING))
-
-    def forward(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        features = self.encoder(points)
-        return self.projector(features), features
-
-
 class GaussianClasses:
     """The training, validation and test points of a world, their views, and the probes.
 
@@ -95,7 +82,10 @@ class GaussianClasses:
         self.data, self.test_points = self.shared, config.test_points
         noise = seed.torch("data", "labels")
         self.noisy_labels = with_noise(self.labels, config.label_noise, config.classes, noise)
-        self.module = Network()
+        encoder = mlp([INPUTS, HIDDEN, FEATURES])
+        projector = nn.Sequential(nn.ReLU(), nn.Linear(FEATURES, EMBEDDING))
+        self.module = Branch(encoder, projector, dim=EMBEDDING)
+        self.module.returns_features = True
         self.passes_features = False
 
     def batch(self, index: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:

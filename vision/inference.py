@@ -82,17 +82,15 @@ class ImageEmbedder(Embedder):
         return Inputs("path", rows(), total)
 
     def vectors(self, rows: list[Any]) -> Tensor:
-        return by_shape(rows, lambda images: self.features(images).flatten(1).float().cpu())
-
-
-def by_shape(rows: list[Tensor], function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply a function of batches to images (C, H, W) of any sizes, with images of one size together."""
-    places: dict[torch.Size, list[int]] = {}
-    for place, row in enumerate(rows):
-        places.setdefault(row.shape, []).append(place)
-    parts = [function(torch.stack([rows[place] for place in group])) for group in places.values()]
-    order = torch.tensor([place for group in places.values() for place in group])
-    return torch.cat(parts)[order.argsort()]
+        places: dict[torch.Size, list[int]] = {}  # images of one size go together
+        for place, row in enumerate(rows):
+            places.setdefault(row.shape, []).append(place)
+        parts = []
+        for group in places.values():
+            images = torch.stack([rows[place] for place in group])
+            parts.append(self.features(images).flatten(1).float().cpu())
+        order = torch.tensor([place for group in places.values() for place in group])
+        return torch.cat(parts)[order.argsort()]
 
 
 def _of_source(

@@ -4,26 +4,23 @@ from dipole.core.train.data_sets import Built, DataSet
 from dipole.core.utils.download import RemoteFile
 
 CIFAR = "https://www.cs.toronto.edu/~kriz"
-CIFAR_LICENCE = "none is stated; its authors ask for citation (Krizhevsky 2009), images from the web"
+
+
+def _cifar(classes: int, size: int, checksum: str) -> DataSet:
+    return DataSet(
+        f"60,000 images of 32 x 32 pixels in {classes} classes (Krizhevsky 2009)",
+        "none is stated; its authors ask for citation (Krizhevsky 2009), images from the web",
+        f"{CIFAR}/cifar.html",
+        (RemoteFile(f"{CIFAR}/cifar-{classes}-binary.tar.gz", size, checksum),),
+        f"dipole.vision.prepare:cifar{classes}",
+        "vision.data.source={folder}/train.npz vision.data.test={folder}/test.npz",
+    )
+
 
 # Checksums are from the authors' pages. CIFAR in its binary version: the other is pickles, which could run code.
 SETS: dict[str, DataSet | Built] = {
-    "cifar10": DataSet(
-        "60,000 images of 32 x 32 pixels in 10 classes (Krizhevsky 2009)",
-        CIFAR_LICENCE,
-        f"{CIFAR}/cifar.html",
-        (RemoteFile(f"{CIFAR}/cifar-10-binary.tar.gz", 170_052_171, "md5:c32a1d4ab5d03f1284b67883e8d87530"),),
-        "dipole.vision.prepare:cifar10",
-        "vision.data.source={folder}/train.npz vision.data.test={folder}/test.npz",
-    ),
-    "cifar100": DataSet(
-        "60,000 images of 32 x 32 pixels in 100 classes (Krizhevsky 2009)",
-        CIFAR_LICENCE,
-        f"{CIFAR}/cifar.html",
-        (RemoteFile(f"{CIFAR}/cifar-100-binary.tar.gz", 168_513_733, "md5:03b5dce01913d631647c71ecec9e9cb8"),),
-        "dipole.vision.prepare:cifar100",
-        "vision.data.source={folder}/train.npz vision.data.test={folder}/test.npz",
-    ),
+    "cifar10": _cifar(10, 170_052_171, "md5:c32a1d4ab5d03f1284b67883e8d87530"),
+    "cifar100": _cifar(100, 168_513_733, "md5:03b5dce01913d631647c71ecec9e9cb8"),
     "stl10": DataSet(
         "113,000 images of 96 x 96 pixels, 13,000 of them in 10 classes (Coates et al. 2011)",
         "none is stated; images from ImageNet, for research",

@@ -21,11 +21,6 @@ from dipole.vision.toy import BAR_DISTANCE, BAR_LENGTH, BAR_WIDTH, SETS, ToyConf
 from tests.runs import refused, run_of
 
 
-def latents(world, points):
-    """Undo x = tanh(z M): the mixing matrix has more columns than rows."""
-    return points.double().atanh() @ torch.linalg.pinv(world.mixing.double())
-
-
 def of(seed=0, **settings):
     return GaussianClasses(ToyConfig(data="gaussian-classes", **settings), Seeds(seed))
 
@@ -36,7 +31,8 @@ def test_views_share_class_and_instance_and_draw_the_nuisance_anew():
     labels, numbers, *views = data.batch(index, torch.Generator().manual_seed(0))
     assert torch.equal(numbers, index)
     assert torch.equal(labels, data.labels[index])
-    found = [latents(data.world, view) for view in views]
+    unmixing = torch.linalg.pinv(data.world.mixing.double())  # of x = tanh(z M): more columns than rows
+    found = [view.double().atanh() @ unmixing for view in views]
     shared = CLASS + INSTANCE
     for each in found:
         torch.testing.assert_close(each[:, :shared], data.shared[index].double(), atol=1e-3, rtol=0)

@@ -170,21 +170,16 @@ def test_what_no_file_holds_starts_at_random_and_is_said(models, tmp_path):
     assert any("starts at random" in line for line in encoder(tmp_path, pooling="pooler").remarks)
 
 
-SAID = [
+@pytest.mark.parametrize(("said", "expected"), [
     ({"size": 24, "image_mean": [0.5], "image_std": [0.25]}, Processor(24, (0.5,), (0.25,))),
     ({"size": {"shortest_edge": 32}, "crop_size": {"height": 28, "width": 28}}, Processor(28)),
     ({"size": {"shortest_edge": 32}, "crop_size": 28, "do_center_crop": False}, Processor(32)),
     ({"size": {"height": 8, "width": 8}, "do_normalize": False}, Processor(8, (0.0,), (1.0,))),
     ({"image_mean": 127.5, "image_std": 255.0, "do_rescale": False}, Processor(None, (0.5,), (1.0,))),
-    (
-        {"image_mean": [0.0], "image_std": [1.0], "rescale_factor": 2 / 255, "rescale_offset": True},
-        Processor(None, (0.5,), (0.5,)),
-    ),
+    ({"image_mean": [0.0], "image_std": [1.0], "rescale_factor": 2 / 255, "rescale_offset": True},
+     Processor(None, (0.5,), (0.5,))),
     ({"image_processor": {"size": 12}}, Processor(12)),
-]
-
-
-@pytest.mark.parametrize(("said", "expected"), SAID)
+])  # fmt: skip
 def test_what_a_processor_says(said, expected):
     found = from_settings(said, backbone.NetworkSource("x", "vision.encoder.name"))
     assert found.size == expected.size
@@ -402,7 +397,7 @@ def test_a_folder_counts_by_its_content(models, tmp_path):
         assert resolved(f"hub:{tmp_path}/a", **settings).hash != first.hash, settings
 
 
-WRONG = [
+@pytest.mark.parametrize(("name", "settings", "message"), [
     ("bert", {}, r"it is a bert model, which reads text; give one that reads images"),
     ("nowhere", {}, r"there is no such folder"), ("empty", {}, r"the folder has no config\.json"),
     ("unknown", {}, r"no-such-model"), ("damaged", {}, r"cannot be loaded"),
@@ -411,10 +406,7 @@ WRONG = [
     ("swin", {"pooling": "cls"}, r"Allowed: pooler, mean, max"),
     ("vit", {"size": 2}, r"cannot read images of 2 x 2 pixels .*vision\.augment\.size = 16"),
     ("nobody/no-such-model-here", {}, r"vision\.encoder\.name: 'nobody/no-such-model-here' cannot be loaded"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "settings", "message"), WRONG)
+])  # fmt: skip
 def test_one_message_for_what_is_wrong(models, tmp_path, monkeypatch, name, settings, message):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("transformers.utils.hub.is_offline_mode", lambda: True, raising=False)

@@ -141,7 +141,6 @@ def test_other_labels_and_features(run, capsys, tmp_path):
 @pytest.mark.parametrize(("options", "code", "message"), [
     (["--labels", "blocks:none"], 2, "blocks:N"),
     (["--labels", "absent.txt"], 1, "cannot read labels"),
-    (["--k", "0"], 2, "k must be an integer >= 1"),
     (["--delta-pos", "0.7"], 2, "must be below"),
     (["--scale", "0"], 2, "scale must be above 0"),
 ])  # fmt: skip

@@ -26,8 +26,7 @@ from dipole.core.utils.uncompiled import uncompiled
 from dipole.vision.augment import AugmentConfig
 from dipole.vision.encoders import Encoder
 from dipole.vision.encoders.base import Norm
-from dipole.vision.frameworks.branch import Branch, PassedFeatures, make_branch
-from dipole.vision.frameworks.setup import Setup
+from dipole.vision.frameworks.branch import Branch, PassedFeatures, Setup, make_branch
 from dipole.vision.heads import Projection
 from dipole.vision.image_set import ImageSet, Order, image_order
 from dipole.vision.registry import Entries
@@ -384,13 +383,8 @@ class Framework(nn.Module):
 class OneBranch(Framework):
     """A framework with one network, which is used after training.
 
-    Args:
-        backbone: any module that maps images (n, C, H, W) to features (n, ...), or a `Branch`.
-        objective: as in `Framework`.
-        head: the projection head of a backbone. None is the paper's (`projection_head`), `nn.Identity()` is none.
-
-    Raises:
-        ConfigError: the width of the features is needed and cannot be measured.
+    backbone: any module that maps images (n, C, H, W) to features (n, ...), or a `Branch`. head: of a backbone. None is
+    the paper's (`projection_head`), `nn.Identity()` is none.
     """
 
     def __init__(

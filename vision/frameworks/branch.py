@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, groupby
 from typing import Any, TypeVar
@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.modes import in_mode
-from dipole.vision.encoders.base import Encoder
+from dipole.vision.encoders import Encoder, EncoderConfig, build_encoder, build_projector
 from dipole.vision.heads import Projection, projection_head
+from dipole.vision.image_set import ImageSet
 
 SIDES = (32, 64, 224, 8, 16, 28, 48, 84, 96, 128, 192, 256, 299, 336, 384, 448, 512)
 """Sides of the images, in pixels, with which the width of a plain backbone is measured. Two that work are enough."""
@@ -99,6 +100,37 @@ class Branch(nn.Module):
         if self.tap is None:
             return rows_of(self.encoder(images), self.encoder)
         return rows_of(self.encoder(images, self.tap), self.encoder)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The images, sizes and encoder that a framework is built for.
+
+    Args:
+        images: those of pretraining.
+        size: side of the views in pixels.
+        batch_size: images of a step over all ranks.
+        encoder: its table.
+    """
+
+    images: ImageSet
+    size: int
+    batch_size: int
+    encoder: EncoderConfig
+
+    def branch(self, channels: int | None = None, share: float = 1.0) -> Branch:
+        """Return an encoder with its projector.
+
+        Args:
+            channels: of the images. By default those of the data set.
+            share: of the width of every layer of the encoder, > 0.
+        """
+        channels = channels or self.images.channels
+        encoder = build_encoder(self.encoder, channels, self.size, share)
+        if channels == self.images.channels and not encoder.own_statistics:
+            encoder.set_statistics(*self.images.statistics)
+        projector, width = build_projector(self.encoder, encoder.taps[encoder.last])
+        return Branch(encoder, projector, self.encoder.tap, width)
 
 
 def make_branch(backbone: nn.Module, head: nn.Module | None, name: Projection) -> Branch:

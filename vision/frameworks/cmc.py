@@ -18,9 +18,8 @@ from dipole.core.utils.errors import ConfigError, PairsError
 from dipole.core.utils.transfer import constant, generator
 from dipole.vision.encoders import Encoder
 from dipole.vision.frameworks.base import AnyObjective, AnyPairs, Batch, Framework, Rows, embedded, register_framework
-from dipole.vision.frameworks.branch import Branch, check_built, make_branch
+from dipole.vision.frameworks.branch import Branch, Setup, check_built, make_branch
 from dipole.vision.frameworks.queue import Fresh, check_literal, check_momentum
-from dipole.vision.frameworks.setup import Setup
 from dipole.vision.image_ops import centre
 from dipole.vision.image_set import ImageSet
 from dipole.vision.settings import VisionSettings

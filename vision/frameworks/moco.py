@@ -16,9 +16,8 @@ from dipole.core.train.config import Settings
 from dipole.core.utils.distributed import gather_rows, rank, row_counts, world_size
 from dipole.core.utils.transfer import to_device
 from dipole.vision.frameworks.base import AnyObjective, AnyPairs, Batch, OneBranch, Rows, embedded, register_framework
-from dipole.vision.frameworks.branch import placed_like
+from dipole.vision.frameworks.branch import Setup, placed_like
 from dipole.vision.frameworks.queue import Fresh, Queue, check_momentum, momentum_update
-from dipole.vision.frameworks.setup import Setup
 from dipole.vision.settings import VisionSettings
 
 

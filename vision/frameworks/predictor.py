@@ -19,10 +19,9 @@ from dipole.core.utils.distributed import all_sum, world_size
 from dipole.core.utils.errors import PairsError
 from dipole.vision.encoders.base import Norm, mlp
 from dipole.vision.frameworks.base import AnyObjective, AnyPairs, Batch, OneBranch, Rows, embedded, register_framework
-from dipole.vision.frameworks.branch import check_module, placed_like
+from dipole.vision.frameworks.branch import Setup, check_module, placed_like
 from dipole.vision.frameworks.moco import every_view_in_turn
 from dipole.vision.frameworks.queue import Fresh, Queue, check_literal, check_momentum, cosine_schedule, momentum_update
-from dipole.vision.frameworks.setup import Setup
 from dipole.vision.heads import Prediction, prediction_head
 from dipole.vision.settings import VisionSettings
 

@@ -19,9 +19,8 @@ from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.text import counted
 from dipole.core.utils.transfer import generator
 from dipole.vision.frameworks.base import AnyObjective, AnyPairs, Batch, OneBranch, Rows, embedded, register_framework
-from dipole.vision.frameworks.branch import in_passes
+from dipole.vision.frameworks.branch import Setup, in_passes
 from dipole.vision.frameworks.queue import check_literal
-from dipole.vision.frameworks.setup import Setup
 from dipole.vision.image_set import ImageSet, Order
 from dipole.vision.pairs.base import class_order
 from dipole.vision.settings import VisionSettings

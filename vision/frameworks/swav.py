@@ -13,9 +13,8 @@ from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.config import Settings
 from dipole.vision.augment import AugmentConfig
 from dipole.vision.frameworks.base import AnyObjective, Batch, OneBranch, Rows, embedded, register_framework
-from dipole.vision.frameworks.branch import in_passes, placed_like
+from dipole.vision.frameworks.branch import Setup, in_passes, placed_like
 from dipole.vision.frameworks.queue import Fresh, Queue
-from dipole.vision.frameworks.setup import Setup
 from dipole.vision.settings import VisionSettings
 
 

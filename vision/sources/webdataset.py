@@ -151,10 +151,7 @@ def read_sample(path: Path, modified: int, sample: Sample) -> bytes:
 
 
 def index_of(path: Path) -> tuple[int, list[Any], list[str]]:
-    """Return the time of change of a tar file, its samples in order, and unread images with the reason.
-
-    As in webdataset, members with one name up to the first dot are a sample.
-    """
+    """Return the time of change of a tar file, its samples in order, and unread images with the reason."""
     try:
         stat = path.stat()
         digest = hashlib.sha256(f"{VERSION}/{stat.st_size}/{stat.st_mtime_ns}/".encode())
