@@ -31,6 +31,7 @@ from dipole.core.utils.received import read_text
 from dipole.rl import algorithms, augmentation, description, snapshots
 from dipole.rl.config import RLConfig
 from dipole.rl.contrast import start_bilinear
+from dipole.rl.domain import NO_VECTORS
 from dipole.rl.envs.registry import find
 from dipole.rl.envs.running.faults import guarded
 from dipole.rl.envs.running.validate import stack
@@ -38,7 +39,6 @@ from dipole.rl.envs.running.workers import WorkerVecEnv
 from dipole.rl.episodes.history import SCORES, Evaluation, scores
 from dipole.rl.episodes.play import evaluate, evaluate_each
 from dipole.rl.export import export_hub, export_sb3
-from dipole.rl.exported import NO_VECTORS
 from dipole.rl.inputs import require_size
 from dipole.rl.sampling import FrameBatch
 from dipole.rl.seen import parts
@@ -47,10 +47,6 @@ if TYPE_CHECKING:
     from dipole.core.train.run import Run
 
 _PRECISIONS = {"32": "float32", "bf16-mixed": "bf16"}  # of [train] -> of the agent, whose updates scale no loss
-_TRAIN = (
-    "steps", "batch_size", "learning_rate", "precision", "curves_on", "evaluate_on", "evaluate_every",
-    "checkpoint_every", "log_every",
-)  # fmt: skip
 _FILE = "agent.json"
 _KEPT = 512  # observations of the last evaluation whose features go into diagnostics and pictures
 
@@ -62,7 +58,10 @@ class RLAdapter(Adapter):
     config_model: ClassVar[type[Settings]] = RLConfig
     validates: ClassVar[bool] = True
     sets_aside: ClassVar[bool] = False
-    train_fields: ClassVar[frozenset[str]] = frozenset(_TRAIN)
+    train_fields: ClassVar[frozenset[str]] = frozenset({
+        "steps", "batch_size", "learning_rate", "precision", "curves_on", "evaluate_on", "evaluate_every",
+        "checkpoint_every", "log_every",
+    })  # fmt: skip
     precisions: ClassVar[tuple[str, ...]] = tuple(_PRECISIONS)
     objective_optional: ClassVar[bool] = True
     export_formats: ClassVar[tuple[str, ...]] = ("sb3", "huggingface-sb3")

@@ -103,12 +103,11 @@ def bf16_is_native(device: torch.device) -> bool:
 def rollout_length(model: BaseAlgorithm) -> int | None:
     """Return the environment steps of a rollout over all environments. None if it ends with an episode."""
     agent: Any = model
-    if hasattr(agent, "n_steps") and not hasattr(agent, "train_freq"):
+    if not hasattr(agent, "train_freq"):
         return int(agent.n_steps * agent.n_envs)
-    every = agent.train_freq
-    if every.unit != TrainFrequencyUnit.STEP:
+    if agent.train_freq.unit != TrainFrequencyUnit.STEP:
         return None
-    return int(every.frequency * agent.n_envs)
+    return int(agent.train_freq.frequency * agent.n_envs)
 
 
 def rollouts_left(model: BaseAlgorithm) -> int | None:

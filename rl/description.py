@@ -117,14 +117,12 @@ def build(
         settings["objective"] = objective
     keywords = {"augmentation": told["augmentation"], "storage": told["storage"], "seed": told["seed"]}
     keywords |= {"stats_window_size": told["stats_window_size"], "device": device, **settings, **given}
-    if env is not None:
-        agent = cls("CnnPolicy", env, **keywords)
-        if _described(agent.observation_space) != (seen := told["observation_space"]):
-            shown = agent.observation_space
-            raise ConfigError(f"the agent has learned from {_space(seen)}, and this environment shows {shown}.")
-    else:
-        agent = cls("CnnPolicy", None, _init_setup_model=False, **keywords)
+    agent = cls("CnnPolicy", env, _init_setup_model=env is not None, **keywords)
+    if env is None:
         make_networks(agent, told)
+    elif _described(agent.observation_space) != told["observation_space"]:
+        seen, shown = _space(told["observation_space"]), agent.observation_space
+        raise ConfigError(f"the agent has learned from {seen}, and this environment shows {shown}.")
     agent.task = told.get("task")
     return agent
 

@@ -25,10 +25,10 @@ from dipole.core.train.card import Card, write_card
 from dipole.core.utils.errors import TrainingError
 from dipole.core.utils.seeding import isolated
 from dipole.rl import networks, seen
+from dipole.rl.domain import AGENT
 from dipole.rl.envs.running.validate import stack
 from dipole.rl.episodes.pictures import write_video
 from dipole.rl.episodes.play import evaluate
-from dipole.rl.exported import AGENT
 from dipole.rl.inputs import named
 from dipole.rl.pixel_agent import PixelAgent
 

@@ -193,8 +193,8 @@ def require_stored_as_seen(model: BaseAlgorithm) -> None:
     )
     if own != seen:
         raise ConfigError(
-            f"stable-baselines3 stores observations of VecNormalize, {_shapes(own)}, and the agent sees those of a "
-            f"wrapper above it, {_shapes(seen)}: its replay cannot hold them. {_FIX}"
+            f"stable-baselines3 stores observations of VecNormalize, {own.get('', own)}, and the agent sees those of a "
+            f"wrapper above it, {seen.get('', seen)}: its replay cannot hold them. {_FIX}"
         )
 
 
@@ -209,7 +209,3 @@ def _normalized(normalizer: VecNormalize) -> set[str]:
 
 def _named(keys: list[str]) -> str:
     return "" if keys == [""] else f" ({', '.join(keys)})"
-
-
-def _shapes(found: dict[str, Any]) -> str:
-    return str(found[""]) if "" in found else str(found)

@@ -15,10 +15,6 @@ from dipole.rl.settings import CURL_OBJECTIVE
 from tests.rl.conftest import tiny
 
 
-def linears(module):
-    return nn.ModuleList(copy.deepcopy(m) for m in module.modules() if isinstance(m, nn.Linear))
-
-
 class Encoder(nn.Module):
     """Four convolutions, linear, layer normalisation."""
 
@@ -40,7 +36,7 @@ class Encoder(nn.Module):
 class MLP(nn.Module):
     def __init__(self, module):
         super().__init__()
-        self.layers = linears(module)
+        self.layers = nn.ModuleList(copy.deepcopy(m) for m in module.modules() if isinstance(m, nn.Linear))
 
     def forward(self, x):
         for index, layer in enumerate(self.layers):

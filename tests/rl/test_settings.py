@@ -171,18 +171,12 @@ def recipe(**table):
     return resolve({**RECIPE, "rl": table})
 
 
-def changed_for(algorithm):
-    """A value for every setting of an algorithm, other than its preset's."""
-    own = {name: value for name, value in CHANGED.items() if algorithm in USERS.get(name, (algorithm,))}
-    return own | OTHERWISE.get(algorithm, {})
-
-
 @pytest.mark.parametrize("algorithm", DEFAULT)
 def test_every_setting_works_in_python_and_recipes(algorithm):
     assert {name for _, name in NAMES} == set(LATER) | set(FIXED) - {"algorithm"}
     assert not set(LATER) & set(FIXED)
     own = {name for name in AgentTable.model_fields if algorithm in USERS.get(name, (algorithm,))}
-    changed = changed_for(algorithm)
+    changed = {name: value for name, value in CHANGED.items() if name in own} | OTHERWISE.get(algorithm, {})
     assert set(changed) == own - {"preset", "algorithm", "log_std_bounds"}  # of policies without use_sde
     assert set(AgentTable.model_fields) == set(AgentSettings.model_fields) - ELSEWHERE
     preset = DEFAULT[algorithm]

@@ -23,6 +23,7 @@ from dipole.core.utils.extras import install_line
 
 PACKAGES = ("libegl1", "libopengl0", "libgl1-mesa-dri")
 INSTALL = f"apt-get update && apt-get install -y --no-install-recommends {' '.join(PACKAGES)}"
+_CURE = f"On Debian or Ubuntu install it with: {INSTALL}"
 
 _EGL_PLATFORM_DEVICE, _EGL_EXTENSIONS, _EGL_CUDA_DEVICE = 0x313F, 0x3055, 0x323A
 
@@ -134,7 +135,7 @@ def choose_backend() -> str:
                 "is then chosen."
             )
         if chosen in BACKENDS and not BACKENDS[chosen]():
-            raise RenderingError(f"MUJOCO_GL={chosen} is set, but that library does not work here. {_cure()}")
+            raise RenderingError(f"MUJOCO_GL={chosen} is set, but that library does not work here. {_CURE}")
         if chosen == "glfw" and not _display():
             raise RenderingError(
                 "MUJOCO_GL=glfw is set, but there is no display to open a window on. Unset it: what works here without "
@@ -149,7 +150,7 @@ def choose_backend() -> str:
             chosen = "glfw"
         else:
             raise RenderingError(
-                f"neither EGL nor OSMesa works on this machine, so no environment can be drawn. {_cure()}"
+                f"neither EGL nor OSMesa works on this machine, so no environment can be drawn. {_CURE}"
             )
         os.environ["MUJOCO_GL"] = chosen
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -182,10 +183,6 @@ def _close(env: ref[Any]) -> None:
         opened.close()
 
 
-def _cure() -> str:
-    return f"On Debian or Ubuntu install it with: {INSTALL}"
-
-
 def import_suite() -> object:
     """Import dm_control.suite with a working backend.
 
@@ -216,7 +213,7 @@ def import_suite() -> object:
             if sys.version_info >= (3, 13):  # dm_control needs labmaze, which has no wheels here. Its suite does not
                 command += ", and then: pip install --no-deps dm-control"
             raise DipoleError(f"dm_control is not installed. Install it with: {command}") from error
-        raise RenderingError(f"the {backend} library cannot be loaded ({error}). {_cure()}") from error
+        raise RenderingError(f"the {backend} library cannot be loaded ({error}). {_CURE}") from error
     return suite
 
 
