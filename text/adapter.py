@@ -28,7 +28,7 @@ from dipole.text.data import Data, TableData, load_data
 from dipole.text.document_classification import check_parts, document_accuracy, held_back, labelled_documents
 from dipole.text.embed import SentenceEmbedder
 from dipole.text.encode import SentenceEncoder
-from dipole.text.encoders.networks import SentenceModel, parameter_count
+from dipole.text.encoders.networks import SentenceModel
 from dipole.text.encoders.sentence_folder import FolderSettings, folder_settings
 from dipole.text.model import build_model, clip_each, evaluated, expanded, fixed_table, limit_of, positions_of
 from dipole.text.pair_table import PairTable
@@ -375,7 +375,7 @@ class TextAdapter(Adapter):
             "unknown_words": float(unknown),
             "encoder": {
                 "width": self.module.output_width,
-                "parameters": parameter_count(self.module),
+                "parameters": sum(each.numel() for each in self.module.parameters()),
                 **(getattr(self.module.f, "described", None) or {}),
             },
         }

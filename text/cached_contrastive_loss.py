@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 from sentence_transformers import SentenceTransformer
@@ -70,18 +70,25 @@ class CachedContrastiveLoss(ContrastiveLoss):
         with self._divided(unwrapped(self.model)):
             return super().embed(columns)
 
-    def _divided(self, model: Any) -> AbstractContextManager[None]:
+    @contextmanager
+    def _divided(self, model: Any) -> Iterator[None]:
         """Let the model compute some rows at a time, below the decorator of MatryoshkaLoss."""
         if any(hasattr(part.__dict__.get("forward"), "set_layer_idx") for part in model.children()):
             raise ConfigError(
                 "CachedContrastiveLoss does not work inside AdaptiveLayerLoss or Matryoshka2dLoss: they read every "
                 "layer of the complete batch. Use ContrastiveLoss there, or MatryoshkaLoss here."
             )
-        decorator = model.__dict__.get("forward")
+        decorator: Any = model.__dict__.get("forward")
         inner = getattr(decorator, "fn", None)
-        if callable(inner):
-            return _attribute(decorator, "fn", self._rows_at_a_time(model, inner))
-        return patched_forward(model, self._rows_at_a_time(model, own_forward(model)))
+        if not callable(inner):
+            with patched_forward(model, self._rows_at_a_time(model, own_forward(model))):
+                yield
+            return
+        decorator.fn = self._rows_at_a_time(model, inner)
+        try:
+            yield
+        finally:
+            decorator.fn = inner
 
     def _rows_at_a_time(self, model: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         def divided(features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
@@ -121,13 +128,3 @@ def _split(model: nn.Module, features: dict[str, Any]) -> tuple[dict[str, Tensor
             f"have a row for each, got {shown or 'none'}. Use ContrastiveLoss for StaticEmbedding and flattened inputs."
         )
     return tensors, {name: value for name, value in features.items() if name not in tensors}
-
-
-@contextmanager
-def _attribute(owner: Any, name: str, value: Any) -> Any:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)

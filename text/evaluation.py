@@ -45,9 +45,6 @@ class ProbeSentences:
         return torch.from_numpy(self.sentences.document[rows].astype(np.int64))
 
 
-# Running text ----------------------------------------------------------------------------------------------------
-
-
 def text_results(probe: ProbeSentences) -> dict[str, float]:
     """Measure held-out running text: the next sentence and the document. Write example files into the run's folder."""
     rows = probe.test
@@ -103,9 +100,6 @@ def text_pairs(probe: ProbeSentences, device: torch.device | str) -> Pairs | Non
     if not probe.sentences.has_neighbours(rows):
         return None
     return Pairs.from_window(*probe.sides(rows), document.to(device))
-
-
-# Pair tables -----------------------------------------------------------------------------------------------------
 
 
 def table_results(probe: ProbeSentences, data: TableData) -> dict[str, float]:

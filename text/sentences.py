@@ -74,9 +74,6 @@ class Sentences:
         return Sentences(np.asarray(tokens), offsets, np.asarray(self.document[rows]))
 
 
-# Cutting and numbering -------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Cut:
     """Cut text into sentences and number their tokens: by a tokenizer, or the words of each block without `tokens`."""
@@ -306,9 +303,6 @@ def _first(parts: Iterable[Encoded], limit: int | None) -> Iterator[dict[str, An
         if left is not None:
             left -= len(block["lengths"])
         yield block
-
-
-# Files -----------------------------------------------------------------------------------------------------------
 
 
 def _write(folder: Path, blocks: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], *, owns_tokenizer: bool) -> None:

@@ -126,8 +126,9 @@ def is_dump(path: Path) -> bool:
 def pages(path: Path) -> Iterator[tuple[str, str]]:
     """Title and wikitext of the articles (namespace 0, no redirects) of a dump, plain or packed, in its order."""
     seen = 0
+    openers: dict[str, Any] = {".bz2": bz2.open, ".gz": gzip.open}
     try:
-        with _opened(path) as file:
+        with openers.get(path.suffix, open)(path, "rb") as file:
             for title, text in _articles(file):
                 seen += 1
                 yield title, text
@@ -138,12 +139,6 @@ def pages(path: Path) -> Iterator[tuple[str, str]]:
         ) from None
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read, after {counted(seen, 'article')}: {error}") from error
-
-
-def _opened(path: Path) -> IO[bytes]:
-    openers: dict[str, Any] = {".bz2": bz2.open, ".gz": gzip.open}
-    found: IO[bytes] = openers.get(path.suffix, open)(path, "rb")
-    return found
 
 
 def _articles(file: IO[bytes]) -> Iterator[tuple[str, str]]:

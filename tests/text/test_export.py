@@ -70,9 +70,13 @@ TAILS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("tail", TAILS)
-def test_modules_stay(tmp_path, tail):
-    wanted = library_model(tmp_path, TAILS[tail]).encode(TEXTS, convert_to_tensor=True)
+@pytest.mark.parametrize(
+    ("tail", "pooling"),
+    [*((tail, "mean") for tail in TAILS), *(("nothing", each) for each in encoders.POOLING if each != "mean"),
+     ("nothing", ["cls", "mean", "lasttoken"])],
+)  # fmt: skip
+def test_modules_and_pooling_stay(tmp_path, tail, pooling):
+    wanted = library_model(tmp_path, TAILS[tail], pooling).encode(TEXTS, convert_to_tensor=True)
     model, tokens = ours(tmp_path)
     found = model.represent(make_batch([tokens.tokenizer.encode(text).ids for text in TEXTS], 3))
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
@@ -84,14 +88,6 @@ def test_modules_stay(tmp_path, tail):
     export_sentence_transformer(SentenceEncoder(model, tokens, "none", 32), tmp_path / "exported")
     exported = SentenceTransformer(str(tmp_path / "exported"), device="cpu")
     torch.testing.assert_close(exported.encode(TEXTS, convert_to_tensor=True), wanted, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("pooling", [*encoders.POOLING, ["cls", "mean", "lasttoken"]])
-def test_every_pooling(tmp_path, pooling):
-    wanted = library_model(tmp_path, lambda: [], pooling).encode(TEXTS, convert_to_tensor=True)
-    model, tokens = ours(tmp_path)
-    found = model.represent(make_batch([tokens.tokenizer.encode(text).ids for text in TEXTS], 2))
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 def frame_of(template):
@@ -137,7 +133,7 @@ def adapter_of(tmp_path, **kept):
 def assert_exported(tmp_path, adapter, library, to):
     (tmp_path / to).mkdir()
     adapter.export(to, tmp_path / to, Record())
-    found = open_folder(tmp_path / to, torch.device("cpu"), None).vectors(LONG).numpy()
+    found = open_folder(tmp_path / to, CPU, None).vectors(LONG).numpy()
     assert found == pytest.approx(library.encode(LONG), abs=1e-5)
     if library.default_prompt_name:
         assert library.prompts[library.default_prompt_name] in (tmp_path / to / "tokenizer_config.json").read_text()
@@ -239,7 +235,7 @@ def test_pickles_are_read_only_where_that_is_allowed_and_layers_are_trained(tmp_
         with monkeypatch.context() as patch:
             patch.setenv("DIPOLE_PICKLES", "restricted")
             assert same_weights(ours(tmp_path)[0], whole)
-        refused(DataError, "are a pickle", open_folder, tmp_path / "model", torch.device("cpu"), None)
+        refused(DataError, "are a pickle", open_folder, tmp_path / "model", CPU, None)
         assert import_module(command[1]).main([command[2]]) == 0
         assert same_weights(ours(tmp_path)[0], whole)
     again = SentenceTransformer(str(tmp_path / "model"), device="cpu")

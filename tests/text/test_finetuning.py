@@ -33,8 +33,8 @@ from dipole.text.senteval.encoders import as_encode
 from dipole.text.vocabulary import load_tokens, words_vocabulary
 from tests.runs import Record, commanded, interrupted, refused, run_of
 from tests.text import test_using as using
-from tests.text.made import write_bert, write_rows
-from tests.text.test_using import CPU, SENTENCES, trained, vectors
+from tests.text.made import CPU, write_bert, write_rows
+from tests.text.test_using import SENTENCES, trained, vectors
 
 IDS = [np.array(ids) for ids in ([1, 2, 3], [4, 5], [6, 7, 8, 1])]
 

@@ -26,11 +26,10 @@ from dipole.text.exported import open_folder
 from dipole.text.model import small_transformer, trained_table
 from dipole.text.vocabulary import words_vocabulary
 from tests.runs import Record, commanded, refused
-from tests.text.made import write_bert, write_rows
+from tests.text.made import CPU, write_bert, write_rows
 
 WORDS = [f"word{i}" for i in range(24)]
 SENTENCES = ["word1 word2 word3 .", "word9 unheard word4", "", "word23 word0 word7 word8 word11 ."]
-CPU = torch.device("cpu")
 
 
 def write_corpus(path, documents=6, seed=0):

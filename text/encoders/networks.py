@@ -318,8 +318,3 @@ def from_architecture(a: dict[str, Any]) -> Any:
                 model.pooler = None
             return Transformer(model, a["pooling"])
     raise ValueError(f"unknown kind of encoder {a['kind']!r}")
-
-
-def parameter_count(model: nn.Module) -> int:
-    """Number of weights, shared ones once."""
-    return sum({id(p): p.numel() for p in model.parameters()}.values())

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from inspect import signature
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from dipole.text.senteval.torch_classifier import check_whole
 
 Encode = Callable[[list[str]], Any]
 Pooling = Literal["mean", "cls", "pooler"]
-POOLINGS = ("mean", "cls", "pooler")
 BATCH = 32  # sentences that a model sees at a time
 
 
@@ -67,8 +66,8 @@ def _pooled_states(model: nn.Module, tokenizer: Any, pooling: Pooling) -> Encode
             f"{type(model).__name__} is no model of transformers and has no method `encode`: give a function from "
             "sentences to vectors (n, d)"
         )
-    if pooling not in POOLINGS:
-        raise OptionError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
+    if pooling not in get_args(Pooling):
+        raise OptionError(f"pooling must be one of {', '.join(get_args(Pooling))}, got {pooling!r}")
     from dipole.text.model import is_first_token_blind, positions  # they need the packages of such models
 
     if getattr(config, "is_encoder_decoder", False):
