@@ -2,12 +2,9 @@
 
 import argparse
 import json
-from collections.abc import Callable
 
-from dipole.core.cli.parser import positive, to_path
+from dipole.core.cli.parser import Runner, positive, to_path
 from dipole.core.utils.text import counted
-
-Runner = Callable[[argparse.Namespace], int]
 
 
 def wiki3029(parser: argparse.ArgumentParser) -> Runner:

@@ -7,10 +7,10 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, TextIO, cast
+from typing import Any, TextIO
 
 from dipole.core.utils.errors import DataError
-from dipole.core.utils.rows import codec_of
+from dipole.core.utils.rows import codec_of, ends_with
 
 LOOKED_AT = 1 << 16  # bytes at the start of a file
 # Bytes that no text in an 8-bit encoding or in UTF-8 has, but for a stray one: control characters without blanks and
@@ -41,8 +41,11 @@ BINARY_STARTS = {
 def open_text(file: Path, encoding: str, allowed: str) -> Iterator[TextIO]:
     """Open a file of text without its byte-order mark, unpacked. `allowed` names readable files for messages."""
     codec = codec_of(encoding, file)
+    opener: Any = open
+    if ends_with(file, (".gz",)):
+        opener = gzip.open
     try:
-        with _opened(file) as raw:
+        with opener(file, "rb") as raw:
             if not codec.startswith(("utf-16", "utf-32")):
                 _check_start(raw.read(LOOKED_AT), file, encoding, allowed)
                 raw.seek(0)
@@ -64,12 +67,6 @@ def refuse_binary(text: str, file: Path) -> None:
     """Raise DataError if a later part of a text file is binary data."""
     if len(STRANGE.findall(text)) > STRAY * len(text):
         raise DataError(f"{file} holds no text: after its beginning, it is binary data. Is the file damaged?")
-
-
-def _opened(file: Path) -> BinaryIO:
-    if file.name.lower().endswith(".gz"):
-        return cast(BinaryIO, gzip.open(file))
-    return open(file, "rb")
 
 
 def _check_start(start: bytes, file: Path, encoding: str, allowed: str) -> None:
