@@ -1,8 +1,6 @@
 """Shared by the export formats: the model with its projection as a layer, its tokenizer, and its code."""
 
 import json
-from importlib.resources import files
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -16,8 +14,6 @@ from dipole.text.encoders.modeling_dipole import DipoleSentenceConfig, DipoleSen
 from dipole.text.encoders.networks import Projected, SentenceModel, architecture
 from dipole.text.vocabulary import PROMPT, Tokens, copied
 
-# Files that let a folder work without dipole.
-CODE = ("modeling_dipole.py", "networks.py", "batch.py")
 TASK = "sentence-similarity"
 
 PROBE = ["A sentence.", "", "A somewhat longer sentence, to see whether padding is left out !", "unheardofword"]
@@ -25,6 +21,9 @@ LONG = 64  # words of a long sentence where nothing is cut
 
 AutoConfig.register(DipoleSentenceConfig.model_type, DipoleSentenceConfig, exist_ok=True)
 AutoModel.register(DipoleSentenceConfig, DipoleSentenceModel, exist_ok=True)
+# `save_pretrained` copies the code, so that a folder works without dipole.
+DipoleSentenceConfig.register_for_auto_class()
+DipoleSentenceModel.register_for_auto_class("AutoModel")
 
 
 def probe_of(encoder: SentenceEncoder) -> list[str]:
@@ -48,15 +47,10 @@ def parts_scaled(encoder: SentenceEncoder, model: SentenceModel) -> int:
 
 
 def with_code(encoder: SentenceEncoder, model: SentenceModel) -> DipoleSentenceModel:
-    """Wrap the model as one of transformers, whose code `write_code` copies."""
+    """Wrap the model as one of transformers."""
     config = DipoleSentenceConfig(
         architecture(model), model.output_width, parts_scaled(encoder, model), encoder.tokens.empty, len(encoder.tokens)
     )
-    module = CODE[0].removesuffix(".py")
-    config.auto_map = {
-        "AutoConfig": f"{module}.{DipoleSentenceConfig.__name__}",
-        "AutoModel": f"{module}.{DipoleSentenceModel.__name__}",
-    }
     wrapped = DipoleSentenceModel(config)
     wrapped.encoder.load_state_dict(model.state_dict())
     untie(wrapped)
@@ -71,12 +65,6 @@ def untie(model: nn.Module) -> None:
             if parameter in seen:
                 setattr(module, name, nn.Parameter(parameter.detach().clone(), parameter.requires_grad))
             seen.add(parameter)
-
-
-def write_code(folder: Path) -> None:
-    """Copy the code of the model into a folder."""
-    for name in CODE:
-        (folder / name).write_text((files("dipole.text.encoders") / name).read_text(encoding="utf-8"))
 
 
 def prompted(encoder: SentenceEncoder, sentences: list[str]) -> list[str]:

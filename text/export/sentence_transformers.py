@@ -19,9 +19,8 @@ from dipole.core.train.card import Card, write_card
 from dipole.core.utils.errors import TrainingError
 from dipole.core.utils.extras import needing
 from dipole.text.encode import SentenceEncoder
-from dipole.text.encoders.modeling_dipole import DipoleSentenceModel
 from dipole.text.encoders.networks import BagOfWords, Channels, Encoder, Pooled, Projected, SentenceModel, Transformer
-from dipole.text.portable import TASK, fast_tokenizer, probe_of, projected, with_code, write_code
+from dipole.text.portable import TASK, fast_tokenizer, probe_of, projected, with_code
 from dipole.text.vocabulary import Tokens, copied
 
 with needing("sentence-transformers", "the export"):
@@ -76,8 +75,6 @@ def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
     else:
         modules = [_transformer(encoder, with_code(encoder, model)), Pooling(model.output_width, pooling_mode="cls")]
     SentenceTransformer(modules=modules, device="cpu", **options).save(str(folder))
-    if isinstance(getattr(modules[0], "auto_model", None), DipoleSentenceModel):
-        write_code(folder)
     probe = probe_of(encoder)
     again = SentenceTransformer(str(folder), device="cpu").encode(probe)
     off = float(np.abs(again - encoder.encode(probe)).max())

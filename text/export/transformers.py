@@ -28,7 +28,6 @@ from dipole.text.portable import (
     shown,
     truncated,
     with_code,
-    write_code,
 )
 
 HOW = {
@@ -56,7 +55,6 @@ def export(encoder: SentenceEncoder, folder: Path, record: Any) -> None:
         wanted = encoder.encode(texts, normalize="none")
     else:
         with_code(encoder, model).save_pretrained(folder)
-        write_code(folder)
         wanted = encoder.encode(texts)
     fast_tokenizer(encoder.tokens, encoder.max_length).save_pretrained(folder)
     off = float(np.abs(_vectors(texts, encoder, folder, mode) - wanted).max())
