@@ -217,7 +217,8 @@ class HubEncoder(Encoder):
 def _load(source: backbone.NetworkSource, channels: int) -> tuple[backbone.Backbone, int]:
     """Load the model for images of `channels`, and return the number of channels in its configuration."""
     config = backbone.read_config(source, "pixel_values")
-    inputs = _channels(config)
+    of_timm = getattr(config, "pretrained_cfg", None) or {}
+    inputs = int(getattr(config, "num_channels", of_timm.get("input_size", (3,))[0]))
     if channels in (1, inputs):
         return backbone.load(source, "pixel_values", _unmasked), inputs
     if channels > inputs or not hasattr(config, "num_channels"):
@@ -241,12 +242,6 @@ def _load(source: backbone.NetworkSource, channels: int) -> tuple[backbone.Backb
 def _unmasked(config: Any) -> None:
     if hasattr(config, MASKED):
         setattr(config, MASKED, 0.0)
-
-
-def _channels(config: Any) -> int:
-    if hasattr(config, "num_channels"):
-        return int(config.num_channels)
-    return int((getattr(config, "pretrained_cfg", None) or {}).get("input_size", (3,))[0])
 
 
 def _with_fewer_channels(weights: dict[str, Tensor], like: dict[str, Tensor]) -> dict[str, Tensor]:

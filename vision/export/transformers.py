@@ -27,7 +27,6 @@ from dipole.vision.encoders.resnet import ResNetEncoder
 from dipole.vision.export import TrainedModel
 
 CODE = "modeling_dipole_vision"
-TASK = "image-feature-extraction"
 CLOSE = 1e-5  # largest difference between the run's features and the written model's
 DipoleVisionConfig = modeling.DipoleVisionConfig
 
@@ -163,4 +162,4 @@ features = {output}
             "deviation of the training images are part of the weights. The image processor divides by 255."
         )
     what = f"An image encoder ({model.config.encoder.name}, method {model.config.method})."
-    return Card(what, usage, TASK, "transformers", ("vision",), notes)
+    return Card(what, usage, "image-feature-extraction", "transformers", ("vision",), notes)

@@ -268,17 +268,13 @@ def _image(cell: Any, name: str, where: str, folder: Path) -> Path | bytes | Non
         cell = cell.get("bytes") or cell.get("path")
     if cell is None or isinstance(cell, bytes):
         return cell or None
-    if isinstance(cell, str):
-        return _path(cell.strip(), name, where, folder)
     if hasattr(cell, "save"):  # an image that `datasets` decoded
         written = io.BytesIO()
         cell.save(written, format="PNG")
         return written.getvalue()
-    raise DataError(f"{where}: column {name!r} holds {type(cell).__name__}, expected the path of an image")
-
-
-def _path(text: str, name: str, where: str, folder: Path) -> Path | None:
-    """Return the path of an image, or None for an empty text. Raise DataError for addresses and base64."""
+    if not isinstance(cell, str):
+        raise DataError(f"{where}: column {name!r} holds {type(cell).__name__}, expected the path of an image")
+    text = cell.strip()
     if not text:
         return None
     if ADDRESS.match(text) or max(map(len, Path(text).parts)) > LONGEST_NAME:
