@@ -99,7 +99,7 @@ class TextAdapter(Adapter):
             )
         self.pairs.check(self.module)
         for line in self.pairs.notes if self.rank == 0 else ():
-            warn(line, stacklevel=2)
+            warn(line)
 
     # A trained model without its corpus ------------------------------------------------------------------------------
 
@@ -120,7 +120,7 @@ class TextAdapter(Adapter):
         self.embedding_dim = self.module.width
         self.steps_per_epoch = artifacts.values["steps_per_epoch"]
         for line in self._cut_short():
-            warn(line, stacklevel=2)
+            warn(line)
 
     @cached_property
     def _probes(self) -> Probes | None:

@@ -137,15 +137,13 @@ class ContrastiveLoss(nn.Module):
                 if len(features) == 2 and {-1, 0} <= found:  # of one text
                     warn(
                         f"-1 in the column {name!r} is a class here, and SNLI and others mark rows without a label "
-                        f"with it. If yours does, give data.filter(lambda row: row[{name!r}] >= 0).",
-                        stacklevel=2,
+                        f"with it. If yours does, give data.filter(lambda row: row[{name!r}] >= 0)."
                     )
                 # Of several sets, some may be for a loss of scores.
                 if len(features) > 2 and part is dataset and (found == {0, 1} or (kind[0] == "f" and len(found) > 1)):
                     warn(
                         f"every row is trained as a pair, whatever its {name!r} is. If that says which rows belong "
-                        f"together, give data.filter(lambda row: row[{name!r}] > 0), or take CoSENTLoss for scores.",
-                        stacklevel=2,
+                        f"together, give data.filter(lambda row: row[{name!r}] > 0), or take CoSENTLoss for scores."
                     )
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
@@ -166,8 +164,7 @@ class ContrastiveLoss(nn.Module):
                 f"no trainer looks after the objective {self.objective}, which has parameters of its own. In "
                 "a loop of your own optimise loss.parameters(), call loss.objective.after_step(learning_rate) after "
                 "each step, and save loss.state_dict(). A trainer that was built before dipole.text.ContrastiveLoss "
-                "was loaded takes callbacks=[dipole.text.ObjectiveCallback()].",
-                stacklevel=2,
+                "was loaded takes callbacks=[dipole.text.ObjectiveCallback()]."
             )
         return self.compute_loss_from_embeddings(self.embed(list(sentence_features)), labels)
 

@@ -102,7 +102,7 @@ def read_pieces(
             if is_empty and len(files) == 1:
                 raise DataError(f"{file} is empty: it holds no sentence")
             if is_empty:
-                warn(f"{file} is empty and is skipped", stacklevel=2)
+                warn(f"{file} is empty and is skipped")
 
 
 def corpus_files(source: str) -> list[Path]:

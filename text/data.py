@@ -124,8 +124,7 @@ class RunningText(Data):
         if (config.held_out or validation) and is_loud and not self.sentences.has_neighbours(held_rows):
             warn(
                 f"of {config.corpus} no two neighbouring sentences are held out: next sentences are not measured, or "
-                f"measured on training sentences. Raise text.held_out.",
-                stacklevel=2,
+                f"measured on training sentences. Raise text.held_out."
             )
 
 

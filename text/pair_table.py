@@ -237,7 +237,7 @@ def read_pairs(
             notes.append(f"{table.incomplete} have no {anchor!r} or no {positive!r} and are skipped")
         if table.fewer:
             notes.append(f"{table.fewer} lack a negative and are used with the others")
-        warn(f"{source}: of {table.read} rows {', '.join(notes)}", stacklevel=2)
+        warn(f"{source}: of {table.read} rows {', '.join(notes)}")
     return table
 
 

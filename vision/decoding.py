@@ -201,7 +201,7 @@ class Encoded:
                     "or set vision.data.on_corrupt = 'skip'."
                 )
             if self.skipped.setdefault(place, message) is message:
-                warn(f"replaced an image file that cannot be decoded: {message}", stacklevel=2)
+                warn(f"replaced an image file that cannot be decoded: {message}")
         raise DataError(f"none of {counted(len(self.names), 'image file')} can be decoded.")
 
     def sample(self, count: int) -> Tensor:

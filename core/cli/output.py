@@ -87,10 +87,7 @@ def _shown(text: str, stream: TextIO) -> str:
 
 
 def write(text: Any, stream: TextIO | None = None, wrap: bool = True) -> None:
-    """Print text of received files on stdout, or another stream, with control characters as escapes.
-
-    `wrap` breaks lines that are wider than the terminal.
-    """
+    """Print text of received files with control characters as escapes. `wrap` breaks lines wider than the terminal."""
     print(_shown(str(text), stream or sys.stdout) if wrap else printable(str(text)), file=stream)
 
 

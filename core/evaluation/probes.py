@@ -379,7 +379,7 @@ def knn_probe(
     data = single(replace(data, train_x=moderate_rows(data.train_x), test_x=moderate_rows(data.test_x)))
     bank = F.normalize(data.train_x, dim=1)
     if k > len(bank):
-        warn(f"k = {k} is more than the {counted(len(bank), 'labelled point')}: all of them vote", stacklevel=2)
+        warn(f"k = {k} is more than the {counted(len(bank), 'labelled point')}: all of them vote")
     votes = []
     for part in F.normalize(data.test_x, dim=1).split(chunk):
         similarity, index = (part @ bank.T).topk(min(k, len(bank)), 1)

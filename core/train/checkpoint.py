@@ -41,11 +41,7 @@ _NAME = re.compile(r"step-(\d+)\.([0-9a-f]{16})\.safetensors")
 
 
 def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
-    """Write the state after `step` steps and drop all but the newest two.
-
-    Raise CheckpointError if the disk cannot be written, or the state holds something that cannot be saved. Earlier
-    checkpoints are untouched.
-    """
+    """Write the state after `step` steps and drop all but the newest two. An error leaves the earlier ones."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with scratch(folder / f"step-{step:08d}{SUFFIX}") as temporary:
@@ -74,10 +70,7 @@ def _step(path: Path) -> int:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read and verify one checkpoint, with tensors on the CPU.
-
-    Raise CheckpointError if the file is missing, truncated, damaged, or no checkpoint.
-    """
+    """Read and verify one checkpoint, with tensors on the CPU. Raise CheckpointError if there is none."""
     if not is_file(path):
         raise CheckpointError(
             f"no checkpoint {shortened(str(path))}. Give the path of a step-*.safetensors file, or use --resume auto."
@@ -159,11 +152,7 @@ def fitting() -> Iterator[None]:
 
 
 def write_state(path: Path, state: Any) -> None:
-    """Write nested values (core/utils/plain_values.py). A tensor that occurs several times is written once.
-
-    Raise CheckpointError if a value is neither plain data nor a tensor that safetensors supports. Raise OSError if the
-    disk cannot be written.
-    """
+    """Write nested values (core/utils/plain_values.py). A tensor that occurs several times is written once."""
     tensors: dict[str, Tensor] = {}
     known: dict[Any, str] = {}
     storages: set[int] = set()
@@ -229,10 +218,7 @@ def capture(run: Any) -> dict[str, Any]:
 
 
 def restore(run: Any, state: dict[str, Any]) -> None:
-    """Give a new `Run` the state of a checkpoint.
-
-    Raise CheckpointError if it does not fit the model or the number of ranks.
-    """
+    """Give a new `Run` the state of a checkpoint."""
     ranks, size = state["ranks"], run.processes.size
     reason = ""
     if len(ranks) != size:
@@ -260,10 +246,7 @@ def restore(run: Any, state: dict[str, Any]) -> None:
 
 
 def first_start(run: Any) -> str | None:
-    """Return when the first attempt of a run began, or None if there is no record.
-
-    Raise CheckpointError if the data have changed, and the model is built from them.
-    """
+    """Return when the first attempt of a run began, or None if there is no record."""
     record = run.folder.read_record()
     if record is None:
         return None

@@ -57,7 +57,7 @@ def data_sets() -> dict[str, DataSet | Built]:
         try:
             found = dict(load(point)) | found
         except (PluginError, TypeError, ValueError) as error:
-            warn(f"the data sets {error}", stacklevel=2)
+            warn(f"the data sets {error}")
     return dict(sorted(found.items()))
 
 
@@ -117,11 +117,7 @@ def get(
     name: str, data: DataSet, files: tuple[RemoteFile, ...], folder: Path,
     progress: Callable[[RemoteFile], Progress], waits: Callable[[], None] = lambda: None,
 ) -> None:  # fmt: skip
-    """Fetch the files of a data set and prepare its folder atomically.
-
-    A second process calls `waits`, and waits for the first. Raise DataError if a file cannot be fetched or prepared,
-    differs from the published one, or the disk refused.
-    """
+    """Fetch the files of a data set and prepare its folder atomically. A second process calls `waits`, and waits."""
     downloads = fetched_folder(folder)
     for file in files:
         fetch(file, downloads, progress(file), waits)

@@ -56,10 +56,7 @@ def fine_tune(model: nn.Module, how: Literal["none", "backbone"] | int, lora: Lo
 
 
 def _add_lora(model: nn.Module, lora: LoraTable, setting: str) -> None:
-    """Add adapters in place. Only they are trained. B starts at 0, so the output does not change.
-
-    Batch norm keeps its statistics.
-    """
+    """Add adapters in place. Only they are trained. B starts at 0, so the output does not change."""
     with needing("lora", f"{setting} (low-rank adapters)"):
         from peft import LoraConfig, inject_adapter_in_model
     if lora.targets is None:

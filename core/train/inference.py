@@ -134,8 +134,7 @@ def embed(
     if broken_rows:
         warn(
             f"{out}: {broken_rows} of {done} vectors are not finite (NaN or infinity): the encoder has diverged. Look "
-            "at the run's loss.",
-            stacklevel=2,
+            "at the run's loss."
         )
     return done, width
 

@@ -100,10 +100,7 @@ def leave() -> None:
 
 
 def launch(config: RunConfig) -> Processes:
-    """Join the processes that torchrun, accelerate, srun or mpirun started.
-
-    Raise ConfigError if the launcher asks for an unsupported feature, or started more processes than there are GPUs.
-    """
+    """Join the processes that torchrun, accelerate, srun or mpirun started."""
     _refuse(config)
     device = pick_device(config.device)
     here = launched()

@@ -60,10 +60,7 @@ class Encoding:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Run a block in which the encoders are called.
-
-        Raise ConfigError if none was called although something was asked of them.
-        """
+        """Run a block in which the encoders are called."""
         if self._graphed:
             torch.compiler.cudagraph_mark_step_begin()
         with ExitStack() as stack:

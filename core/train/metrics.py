@@ -47,10 +47,7 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read a metrics.jsonl. Lines that are not JSON objects are skipped, such as a last line cut off by a crash.
-
-    Raise DataError if it is not a regular file, or a line has megabytes.
-    """
+    """Read a metrics.jsonl. Lines that are not JSON objects are skipped, such as a last line cut off by a crash."""
     lines = []
     for raw in read_lines(path):
         with suppress(ValueError):

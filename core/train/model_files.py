@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
 
 def save_kept(folder: Path, adapter: Adapter) -> None:
-    """Write the files that a domain needs in addition to weights into a folder, atomically. No folder if it needs none.
-
-    Raise CheckpointError if the disk cannot be written.
-    """
+    """Write the files that a domain needs in addition to weights, atomically. No folder if it needs none."""
     if not keeps(type(adapter)):
         return
     with disk_refusing(f"cannot save the model {folder}", CheckpointError), replacing(folder) as temporary:
@@ -39,10 +36,7 @@ def keeps(adapter: type[Adapter]) -> bool:
 
 
 def save_weights(folder: Path, module: nn.Module, objective: Composite | None) -> None:
-    """Write both files, each atomically. Tied weights are stored once and stay tied (`save_model`).
-
-    Raise CheckpointError if the disk cannot be written.
-    """
+    """Write both files, each atomically. Tied weights are stored once and stay tied (`save_model`)."""
     for name, part in _parts(module, objective).items():
         path = folder / f"{name}.safetensors"
         with disk_refusing(f"cannot save the model {path}", CheckpointError), replacing(path) as temporary:
@@ -50,10 +44,7 @@ def save_weights(folder: Path, module: nn.Module, objective: Composite | None) -
 
 
 def load_weights(folder: Path, module: nn.Module, objective: Composite | None) -> None:
-    """Read both files into modules of the same configuration.
-
-    Raise CheckpointError if a file is missing, damaged or does not fit.
-    """
+    """Read both files into modules of the same configuration."""
     for name, part in _parts(module, objective).items():
         path = folder / f"{name}.safetensors"
         if found := instead_of_file(path):

@@ -229,10 +229,7 @@ class ObjectiveCallback(TrainerCallback, ExportableState):
 
 
 def load_objectives(file: Path, objectives: list[Composite]) -> None:
-    """Load a file of `ObjectiveCallback` into objectives of the same structure.
-
-    Raise CheckpointError if there is no such file, or it belongs to other objectives.
-    """
+    """Load a file of `ObjectiveCallback` into objectives of the same structure."""
     if not file.is_file():
         raise CheckpointError(f"{file} is missing: a checkpoint folder holds it if the objective has parameters.")
     values = load_file(file)

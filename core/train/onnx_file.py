@@ -39,8 +39,8 @@ def write_onnx(
 
     The module maps named tensors to one tensor, in eval mode on the CPU. `tried` are inputs of several sizes to check,
     the first at least two long where it is free. `free` names the leading axes of each input that are not fixed, such
-    as ("batch", "length"). Raise TrainingError if the module cannot be written or the
-    outputs differ, OSError if the disk refused.
+    as ("batch", "length"). Raise TrainingError if the module cannot be written or the outputs differ, OSError if the
+    disk refused.
     """
     check_onnx()
     named = {name: dict(enumerate(names)) for name, names in free.items()}
@@ -49,11 +49,13 @@ def write_onnx(
         off = _off(folder / FILE, module, tried)
     except Exception as error:  # torch.export, torch.onnx, onnxscript and onnxruntime have no common base
         try:
-            _raise_disk_error(error)
+            if refused := disk_error(error):
+                raise refused from error
             _write_traced(folder / FILE, module, tried[0], named)
             off = _off(folder / FILE, module, tried)
         except Exception as again:
-            _raise_disk_error(again)
+            if refused := disk_error(again):
+                raise refused from again
             cause: BaseException = error
             while cause.__cause__ is not None:  # the exporter's own errors only say how to report them
                 cause = cause.__cause__
@@ -106,11 +108,6 @@ def _write_traced(
             input_names=list(example),
             output_names=[OUTPUT],
         )
-
-
-def _raise_disk_error(error: Exception) -> None:
-    if refused := disk_error(error):
-        raise refused from error
 
 
 def run_onnx(path: Path, inputs: Mapping[str, Tensor]) -> Tensor:

@@ -214,10 +214,7 @@ def load_recipe(recipe: str | Path, overrides: Iterable[str] = ()) -> Resolved:
 
 @cache
 def run_model(domain: str, table: type[Settings], adapter: type | None = None) -> type[RunConfig]:
-    """Return RunConfig with the domain's table as one more field.
-
-    Raise ConfigError if a recipe has that name for something else.
-    """
+    """Return RunConfig with the domain's table as one more field."""
     if domain in RunConfig.model_fields or hasattr(RunConfig, domain):
         raise ConfigError(f"{domain!r} is taken: its table would hide what a recipe calls so. Rename the domain.")
     field = (table, Field(default_factory=table))

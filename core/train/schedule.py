@@ -54,10 +54,7 @@ ALLOWED = (
 
 @dataclass(frozen=True)
 class Interpolation:
-    """Interpolation between points (when, value), constant before the first and after the last.
-
-    `when` is None for the end of the run.
-    """
+    """Interpolation between points (when, value), constant outside. `when` is None for the end of the run."""
 
     shape: str
     points: tuple[tuple[float | None, float], ...]
@@ -95,10 +92,7 @@ class Interpolation:
 
 
 def read(value: Any) -> Interpolation:
-    """Return the curve of a value in [train.schedule].
-
-    Raise ValueError with what is wrong with it and what is allowed.
-    """
+    """Return the curve of a value in [train.schedule]. Raise ValueError with what is allowed."""
     curve = None
     if isinstance(value, str) and (found := _TEXT.fullmatch(value)) and found["shape"] in SHAPES:
         times = re.findall(rf"(start|end)\s*=\s*({_NUMBER})", found["times"])
@@ -142,10 +136,7 @@ class Target:
 
 
 def target(name: str, objective: Composite | None) -> Target:
-    """Return the target of a name such as "dp.weight" or "infonce.temperature".
-
-    Raise ValueError if there is no such term, or no such option that can be scheduled.
-    """
+    """Return the target of a name such as "dp.weight". Raise ValueError if there is none that can be scheduled."""
     if objective is None:
         raise ValueError("there is no objective (it is 'none')")
     owner, _, option = name.rpartition(".")

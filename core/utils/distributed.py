@@ -108,10 +108,7 @@ class Ballot:
         self._cast: tuple[Any, Tensor] | None = None
 
     def cast(self, mine: int) -> int:
-        """Send a number, and return the maximum of the previous call (0 at first) without waiting.
-
-        A single process gets its own number back.
-        """
+        """Send a number, and return the maximum of the previous call (0 at first) without waiting."""
         if world_size() == 1:
             return mine
         before, self._cast = self._cast, _largest(mine)

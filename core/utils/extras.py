@@ -49,10 +49,7 @@ def quoted(word: str) -> str:
 
 @contextmanager
 def needing(extra: str, what: str) -> Iterator[None]:
-    """Turn missing packages of an extra into one error.
-
-    Raise ConfigError if a package is not installed. The message names `what` needs it and the command that installs it.
-    """
+    """Raise ConfigError, with the command that installs the extra, if a package that `what` needs is missing."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -136,10 +136,7 @@ def is_scratch(path: Path) -> bool:
 
 
 def remove_scratch(folder: Path, of: str = "*") -> None:
-    """Remove temporary files that killed processes left in a folder. Call it only when no process writes there.
-
-    of: pattern of the names that they were writing.
-    """
+    """Remove temporary files, of names like `of`, that killed processes left. No process may write there."""
     for path in folder.glob(f".{of}.tmp*"):
         if is_scratch(path):
             with suppress(OSError):

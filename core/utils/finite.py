@@ -7,10 +7,7 @@ from dipole.core.utils.text import counted
 
 
 def finite_rows(rows: Tensor, name: str, one: str = "row") -> Tensor:
-    """Return the vectors (n, d) if they are finite. The ranks and counts of NaN look like those of a good encoder.
-
-    Raise DataError if a row holds NaN or infinity. The message names the vectors, and what `one` row stands for.
-    """
+    """Return the vectors (n, d) if they are finite. The ranks and counts of NaN look like those of a good encoder."""
     if rows.is_floating_point() and not bool(rows.isfinite().all()):
         bad = int((~rows.isfinite()).flatten(1).any(1).sum())
         raise DataError(

@@ -31,10 +31,7 @@ class Layers(NamedTuple):
 
 
 def freeze(model: nn.Module, how: Freeze, setting: str) -> None:
-    """Freeze a part of a network: "none", "backbone", or its first layers or stages with the modules before them.
-
-    Raise ConfigError if the network has fewer layers.
-    """
+    """Freeze a part of a network: "none", "backbone", or its first layers or stages with the modules before them."""
     if how == "backbone":
         fix(model)
     elif how != "none":

@@ -28,10 +28,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def check_fits(what: str, shape: tuple[int, ...], like: Tensor, beside: str = "its gradient") -> None:
-    """Refuse a tensor that does not fit into memory together with its gradient (`beside`), of the same size.
-
-    Raise OptionError if it does not fit. The message has its size and the free memory.
-    """
+    """Raise OptionError if a tensor and its gradient (`beside`), of the same size, do not fit into memory."""
     wanted = 2 * math.prod(shape) * like.dtype.itemsize
     if torch.get_default_device().type == "meta":
         return

@@ -28,10 +28,7 @@ _WEIGHTS = ("pytorch_model*.bin", "adapter_model*.bin")
 
 
 def allowed() -> bool:
-    """Return whether the environment allows PyTorch's restricted reader.
-
-    Raise ConfigError if the value is neither none nor restricted.
-    """
+    """Return whether the environment allows PyTorch's restricted reader."""
     value = os.environ.get(SWITCH, "").strip().lower()
     if value not in ("", "none", "restricted"):
         raise ConfigError(
@@ -77,10 +74,7 @@ def _twin(path: Path) -> Path:
 
 
 def convert(path: Path) -> Path:
-    """Write the tensors of a file of `torch.save` as safetensors next to it.
-
-    Raise DataError if it is missing, cannot be read, or is no dictionary of tensors.
-    """
+    """Write the tensors of a file of `torch.save` as safetensors next to it."""
     from safetensors.torch import save_file
     from torch import Tensor
 

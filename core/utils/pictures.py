@@ -23,10 +23,7 @@ TURNS = {
 
 
 def open_rgb(data: bytes, size: int | None = None) -> Image.Image:
-    """Open an image as RGB with 8 bits a channel, upright (`upright`).
-
-    A JPEG may be decoded at a lower resolution of at least `size`.
-    """
+    """Open an image as RGB with 8 bits a channel, upright. A JPEG may be decoded smaller, to at least `size`."""
     with open_image(data) as image:
         if size is not None:
             image.draft("RGB", (size, size))

@@ -64,10 +64,7 @@ def encode(value: Any, keep: Keep, place: str) -> Any:
 
 
 def decode(told: Any, arrays: Mapping[str, Any]) -> Any:
-    """Return the value that `encode` wrote, given its arrays by name.
-
-    Raise ValueError if the JSON has an unknown type. Damage may raise other errors of Python.
-    """
+    """Return the value that `encode` wrote, given its arrays by name. Damage may raise any error of Python."""
     if isinstance(told, list):
         return [decode(each, arrays) for each in told]
     if not isinstance(told, dict):

@@ -60,10 +60,7 @@ def points(kind: str) -> list[EntryPoint]:
 
 
 def switched_off() -> bool:
-    """Return whether DIPOLE_PLUGINS=none ignores other packages.
-
-    Raise ConfigError if the value is neither none nor all.
-    """
+    """Return whether DIPOLE_PLUGINS=none ignores other packages."""
     value = os.environ.get(SWITCH, "").strip().lower()
     if value not in ("", "all", "none"):
         raise ConfigError(f"{SWITCH} must be none (ignore plug-ins of other packages) or all, got {value[:80]!r}.")

@@ -34,11 +34,7 @@ _DOTTED = re.compile(r"""(?<![A-Za-z0-9_-])(?:(?:[A-Za-z0-9_-]++|"[^"\n]*"|'[^'\
 
 
 def read_bytes(path: Path, most: int = LARGEST) -> bytes:
-    """Return the content of a regular file of at most `most` bytes.
-
-    Raises:
-        ReceivedError: it is missing, not a regular file, too large, or unreadable. The message starts with its path.
-    """
+    """Return the content of a regular file of at most `most` bytes. Raise ReceivedError with its path first."""
     with _opened(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -80,10 +76,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a regular file.
-
-    Raise ReceivedError as `read_bytes`, or if a line has more than `LONGEST_LINE` bytes.
-    """
+    """Yield the lines, of at most `LONGEST_LINE` bytes, of a regular file. Raise ReceivedError."""
     with _opened(path) as file:
         while line := file.readline(LONGEST_LINE + 1):
             if len(line) > LONGEST_LINE:

@@ -49,10 +49,7 @@ class Asker:
 
 
 def located_rows(source: str, split: str, encoding: str, asker: Asker) -> Iterator[Located]:
-    """Yield the rows of a file, a folder of files, a folder that `datasets` saved, or "hub:NAME" or "hub:NAME:SUBSET".
-
-    Raise DataError if nothing is there, or a file cannot be read. The message names file and line.
-    """
+    """Yield the rows of a file, a folder of files or of `datasets`, or "hub:NAME" or "hub:NAME:SUBSET"."""
     if source.startswith("hub:"):
         yield from _numbered(hub_rows(source.removeprefix("hub:"), split, asker), source)
         return
@@ -163,10 +160,7 @@ def codec_of(encoding: str, file: Path) -> str:
 
 
 def json_rows(file: Path) -> Iterator[Located]:
-    """Yield the JSON value of each line, without empty lines, or the items of a file that is one array.
-
-    Raise DataError if a line is not JSON or not UTF-8, or the file is cut short.
-    """
+    """Yield the JSON value of each line, without empty lines, or the items of a file that is one array."""
     number = 0
     try:
         with open_packed(file, "utf-8-sig") as lines:
@@ -220,11 +214,7 @@ def _whole_text(text: str, row: Any) -> Any:
 
 
 def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:
-    """Yield the rows of a CSV or TSV file with a header, as dictionaries of strings.
-
-    Raise DataError for no header, a name twice in it, a row with another number of cells, an open quotation mark, or
-    another encoding.
-    """
+    """Yield the rows of a CSV or TSV file with a header, as dictionaries of strings."""
     delimiter = "\t,"[ends_with(file, (".csv", ".csv.gz"))]
     csv.field_size_limit(LONGEST_CELL)
     begins = 1

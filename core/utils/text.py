@@ -19,11 +19,8 @@ def printable(text: str, keep: str = "\n\t") -> str:
     return _CONTROL.sub(lambda m: m[0] if m[0] in keep else m[0].encode("unicode_escape").decode(), text)
 
 
-def warn(message: str, stacklevel: int = 1) -> None:
-    """Show a UserWarning with control characters as escapes, because it may name what a file of another person holds.
-
-    `stacklevel` is as of `warnings.warn`: 1 is the caller.
-    """
+def warn(message: str, stacklevel: int = 2) -> None:
+    """Show a UserWarning with control characters as escapes, as it may name what a file of another person holds."""
     warnings.warn(printable(message), stacklevel=stacklevel + 1)
 
 

@@ -50,11 +50,7 @@ class _MarkedEnd(CheckedHeader):
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a .tar (also .gz, .bz2, .xz) or .zip into a folder.
-
-    Raise DataError if the archive is damaged, also behind its last file, or contains a link, a device or a path outside
-    the folder.
-    """
+    """Unpack a .tar (also .gz, .bz2, .xz) or .zip into a folder."""
     try:
         if zipfile.is_zipfile(archive) and not tarfile.is_tarfile(archive):  # a tar may end with a zip
             _unzip(archive, folder)

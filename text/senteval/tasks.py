@@ -136,7 +136,7 @@ class TaskFiles:
         )
         if known not in (None, found) and said not in self.changed:
             self.changed.append(said)
-            warn(f"{self.task}: {said}", stacklevel=2)
+            warn(f"{self.task}: {said}")
 
     def lines(self, relative: str, encoding: str = "utf-8") -> list[str]:
         """Lines ended by newlines, as a file object yields them."""

@@ -207,9 +207,7 @@ def read_pairs(
     if not rows:
         raise DataError(f"{source}: none of its {counted(total, 'row')} has all of {', '.join(names)}.")
     if incomplete:
-        warn(
-            f"{source}: {incomplete} of {counted(total, 'row')} lack one of {', '.join(names)}, left out", stacklevel=2
-        )
+        warn(f"{source}: {incomplete} of {counted(total, 'row')} lack one of {', '.join(names)}, left out")
     number_of = {image: number for number, image in enumerate(places)}
     numbers = torch.tensor([[number_of[image] for image in row] for row in rows])
     return _decoded(path.name, list(places.items()), numbers, captions if captioned else [], decoding)
@@ -244,7 +242,7 @@ def _decoded(
                     is_broken[number] = True
                     broken.append(f"{files[number][1]} ({found})")
     if broken:
-        warn(f"skipped {describe(broken, len(files))}", stacklevel=2)
+        warn(f"skipped {describe(broken, len(files))}")
     complete = (~is_broken[rows]).all(1).nonzero().flatten()
     if not len(complete):
         raise DataError(f"{name}: {describe(broken, len(files))}, and no row is left.")

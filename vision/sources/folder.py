@@ -144,15 +144,13 @@ def image_folder(source: str, options: Decoding, wanted: Classes) -> Source:
         if part is tree and len(parts) > 1 and any(len(inner.folders) > 1 for inner in tree.folders.values()):
             warn(
                 f"the folders of {path} are read as classes: {first_names(tree.folders)}. They hold folders too. To "
-                "read one as a split, name it as vision.data.train_split",
-                stacklevel=2,
+                "read one as a split, name it as vision.data.train_split"
             )
         called = [name for name in names if _without_number(name) in CALLED]
         if len(called) == 1 < len(names):
             warn(
                 f"the folders of {path} are read as splits: {first_names(names)}. If they are classes, rename "
-                f"{called[0]!r}",
-                stacklevel=2,
+                f"{called[0]!r}"
             )
         empty = [name for name in part.empty if names and name in every]
         tables = [file for each in part.walk() for file in each.metadata] or tree.metadata
@@ -234,5 +232,5 @@ def _classes(tree: Tree, empty: Iterable[str], wanted: Classes) -> tuple[str, ..
         check_wanted(str(tree.path), (*classes, *tree.empty), wanted)
         classes = wanted
     if without := [name for name in tree.empty if name not in classes]:
-        warn(f"folders of {tree.path} without images are no classes: {first_names(without)}", stacklevel=2)
+        warn(f"folders of {tree.path} without images are no classes: {first_names(without)}")
     return classes

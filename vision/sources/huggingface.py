@@ -148,8 +148,7 @@ def image_column(name: str, features: Mapping[str, Any], wanted: str | None) -> 
     chosen = next((key for key in named if key in found), found[0])
     if len(found) > 1 and chosen not in named:
         warn(
-            f"{name} has several columns of images: {', '.join(found)}. It reads {chosen!r}; for another set {SETTING}",
-            stacklevel=2,
+            f"{name} has several columns of images: {', '.join(found)}. It reads {chosen!r}; for another set {SETTING}"
         )
     return chosen
 

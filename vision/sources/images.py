@@ -88,7 +88,7 @@ def decode_all(
         other = ", or set vision.data.on_corrupt = 'skip'" if options.on_corrupt == "refuse" else ""
         raise DataError(f"{describe(broken, len(items))}. Repair or remove them{other}.")
     if broken:
-        warn(f"skipped {describe(broken, len(items))}", stacklevel=2)
+        warn(f"skipped {describe(broken, len(items))}")
     tensor = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
     if labels is not None:
         labels = labels[kept]

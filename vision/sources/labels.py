@@ -93,10 +93,7 @@ def labels_of(
                 raise DataError(
                     f"{problem}. Set vision.data.label_column to a column of classes, or remove it."
                 ) from error
-            warn(
-                f"{problem}. It is not read. For labels, set vision.data.label_column to a column of classes",
-                stacklevel=2,
-            )
+            warn(f"{problem}. It is not read. For labels, set vision.data.label_column to a column of classes")
             continue
         if labels is not None:
             return labels, names, column

@@ -45,7 +45,7 @@ def read_metadata(tables: Sequence[Path], images: Sequence[Path], options: Decod
             if not is_file(file):
                 absent.append(f"{where}: no file {row[named]!r}")
     for table, has in unnamed.items():
-        warn(f"{table} has a row without the column {NAME!r}, only {has}. It is not read", stacklevel=2)
+        warn(f"{table} has a row without the column {NAME!r}, only {has}. It is not read")
     if absent and options.on_corrupt == "refuse":
         raise DataError(
             f"{first_names(absent, '; ')}. Names are relative to the table. Correct them, or set "

@@ -68,7 +68,10 @@ def list_kind(kind: str, runs: Path = Path(RUNS)) -> list[dict[str, Any]]:
     if kind in ("recipes", "suites"):
         return _files(kind)
     if kind == "domains":
-        return _domains()
+        from dipole.core.train.domains import domains
+
+        keys = ("name", "summary", "adapter", "package")
+        return [{key: getattr(domain, key) for key in keys} for domain in domains().values()]
     if kind == "commands":
         from dipole.core.cli.app import listed_commands
 
@@ -109,15 +112,6 @@ def _runs(folder: Path) -> list[dict[str, Any]]:
             summary = f"{r.status}: {r.problem}"
         entries.append({"name": r.name, "summary": summary} | asdict(r))
     return entries
-
-
-def _domains() -> list[dict[str, Any]]:
-    from dipole.core.train.domains import domains
-
-    return [
-        {"name": domain.name, "summary": domain.summary, "adapter": domain.adapter, "package": domain.package}
-        for domain in domains().values()
-    ]
 
 
 def _files(kind: str) -> list[dict[str, Any]]:
