@@ -67,7 +67,6 @@ START: Final = (
     ("dipole train digits-simclr", "train one recipe; see `dipole list recipes`"),
     ("dipole bench", "list the papers' tables, each a suite to run"),
 )
-"""First commands in `dipole --help`, and what they do."""
 
 SUGGESTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "To continue a run, repeat its `dipole train ...`, or: dipole train runs/HASH/config.toml": (

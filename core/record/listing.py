@@ -15,7 +15,6 @@ from dipole.core.utils.text import shortened
 
 CONFIG, RECORD, METRICS = "config.toml", "record.json", "metrics.jsonl"
 UNREADABLE, UNRECORDED = "unreadable", "no record"
-"""Status of a run with a damaged record, and of one without a record."""
 LAST_LINE = 2**16
 """Bytes at the end of metrics.jsonl that are searched for its last line."""
 

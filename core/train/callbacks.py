@@ -30,7 +30,6 @@ from dipole.core.utils.text import number
 
 Status = Literal["running", "done", "failed", "interrupted"]
 PROGRESS_VALUES = ("train/loss", "train/return")
-"""Values shown next to the progress bar."""
 SHOWN_RESULTS = 4
 """Results of an evaluation that are printed. metrics.jsonl has all of them."""
 

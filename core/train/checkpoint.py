@@ -65,8 +65,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def _step(path: Path) -> int:
-    match = _NAME.fullmatch(path.name)
-    return int(match[1]) if match else -1
+    return int(path.name.removeprefix("step-").partition(".")[0])
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from dipole.core.utils.errors import ConfigError, OptionError, PairsError
 IGNORED = -100
 """The label that the trainer does not count as an item."""
 NAMES = (("text_embeds", "image_embeds"), ("query_embeds", "document_embeds"), ("embeddings",), ("pooler_output",))
-"""Names of outputs with embeddings, in order of preference."""
 
 Relate = Callable[[Any, Tensor | None], "Pairs | EncodedBatch | tuple[Pairs, ...]"]
 

@@ -89,10 +89,8 @@ CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotun
 # Modes that replay CUDA graphs. The next step overwrites the outputs of a graph.
 GRAPHED: tuple[CompileMode, ...] = ("reduce-overhead", "max-autotune")
 ALLOWED_MODES = f"True, False or one of {', '.join(map(repr, get_args(CompileMode)))}"
-"""What a setting of this kind may be, in words."""
 RateSchedule = Literal["constant", "cosine", "step"]
 DEVICES = r"^(auto|cpu|mps|cuda(:\d+)?)$"
-"""Names of devices."""
 RATE = "learning_rate"
 """The entry of [train.schedule] that `schedule = "..."` sets."""
 

@@ -32,7 +32,6 @@ with needing("text", __name__):
     from transformers.trainer_callback import ExportableState, TrainerCallback
 
 FILE = "objective.safetensors"
-"""File of the objectives in a trainer's checkpoint folder."""
 STATE = "trainer_state.json"
 
 _carriers: list[ref[Any]] = []

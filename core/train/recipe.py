@@ -66,9 +66,7 @@ def read_recipe(recipe: str | Path) -> dict[str, Any]:
 
 UNSET = object()
 DEEPEST = 20
-"""Largest depth of a key."""
 LONGEST_PROBLEM = 900
-"""Largest number of characters of one problem."""
 
 
 def parse_override(text: str) -> tuple[tuple[str, ...], Any]:

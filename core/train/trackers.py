@@ -25,9 +25,7 @@ from dipole.core.utils.received import read_bytes, read_json
 
 Ending = Literal["done", "failed", "interrupted"]
 PROJECT = "dipole"
-"""Default project or experiment of runs."""
 NAMES = ("tensorboard", "wandb", "mlflow", "trackio")
-"""The trackers, named as their packages and extras."""
 
 
 def check_trackers(names: Iterable[str]) -> tuple[str, ...]:
@@ -48,9 +46,7 @@ class Trackers:
     of metrics.jsonl at the checkpoint of `step`. Trackers may have later lines too.
     """
 
-    def __init__(
-        self, names: Sequence[str], config: RunConfig, folder: RunFolder, keep_bytes: int = 0, step: int = 0
-    ) -> None:
+    def __init__(self, names: Sequence[str], config: RunConfig, folder: RunFolder, keep_bytes: int, step: int) -> None:
         known: dict[str, Any] = {}
         self._lines = self._logged = 0  # of metrics.jsonl so far, and those that trackers have already
         if keep_bytes:

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 
 NO_WIDTH = 10_000
-"""Width of lines that do not go to a terminal."""
 
 
 def can_draw(stream: IO[str] | None) -> bool:

@@ -20,7 +20,6 @@ __all__ = [
 ]
 
 LONGEST = 1900
-"""Longest message that is shown completely, in characters."""
 
 
 class DipoleError(Exception):

@@ -25,9 +25,7 @@ LARGEST = 64 * 2**20
 """Largest file that is read at once, in bytes."""
 LARGEST_TOML = 2**18
 LONGEST_LINE = 2**20
-"""Longest line in bytes."""
 DEEPEST = 64
-"""Deepest nesting of lists and tables."""
 _STRINGS_AND_BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
 _DOTTED = re.compile(r"""(?<![A-Za-z0-9_-])(?:(?:[A-Za-z0-9_-]++|"[^"\n]*"|'[^'\n]*')[ \t]*+\.[ \t]*){64}""")
 """A key with this many dots, each of which nests a table."""

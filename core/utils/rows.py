@@ -115,7 +115,6 @@ def require_columns(row: Any, names: Sequence[str], where: str, setting: str = "
 
 
 A_ROW_EACH = "Write one row on each line (pandas: to_json(FILE, orient='records', lines=True))."
-"""Advice for a JSON file of columns."""
 
 
 def texts_in(cell: Any, name: str, where: str) -> list[str]:

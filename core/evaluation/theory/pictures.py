@@ -10,7 +10,7 @@ import torch
 from dipole.core.evaluation.theory import arora
 from dipole.core.evaluation.theory.latent import Latent
 from dipole.core.evaluation.theory.trained import trained_loss
-from dipole.core.utils.drawing import check_drawing, new_figure
+from dipole.core.utils.drawing import new_figure
 from dipole.core.utils.errors import ConfigError, OptionError
 from dipole.core.utils.files import disk_refusing
 
@@ -65,7 +65,6 @@ def high_variance(r: float) -> Latent:
 
 def draw_figure_1(path: Path) -> None:
     """Draw Figure 1 of Arora et al.: the points of f1, and the losses of f0 and f1 as r grows."""
-    check_drawing()
     figure = new_figure(8.4, 6.2)
     grid = figure.subplots(2, 2)
     cases = (
@@ -106,7 +105,6 @@ def draw_figure_1(path: Path) -> None:
 
 def draw_report(report: Report, path: Path, title: str = "") -> None:
     """Draw a run: the sides of Arora's inequalities, LMCL's error over delta+, CLLR's gradient over steps."""
-    check_drawing()
     figure = new_figure(12, 4.2)
     figure.suptitle(title, fontsize=10)
     left, middle, right = figure.subplots(1, 3, width_ratios=(1.5, 1, 1))
