@@ -73,7 +73,7 @@ def lines_of(name: str) -> Iterator[Item]:
     """Yield the lines of a paper, unsorted."""
     paper = papers()[name]
     for id_, label, what in _published(name):
-        for suite in _suites_of(id_):
+        for suite in (each for each in _suites() if each.published == id_):
             part = suite.name.removeprefix(id_)  # "c" of the suite of Figure 2 (c)
             name_of_part = label if part in ("", suite.name) else f"{label} ({part})"
             yield _of_suite(paper, suite, name_of_part, what)
@@ -101,10 +101,6 @@ def _published(name: str) -> Iterator[tuple[str, str, str]]:
     for figure in published.figures().values():
         if figure.paper == name:
             yield figure.id, "Figure " + figure.id.rpartition("figure")[2], figure.plotted
-
-
-def _suites_of(id_: str) -> list[Suite]:
-    return [suite for suite in _suites() if suite.published == id_]
 
 
 @cache

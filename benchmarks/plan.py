@@ -16,6 +16,7 @@ from dipole.benchmarks.run.reference import START, Reckoned, kind_of, reckon
 from dipole.benchmarks.statistics import LEVEL, detectable, seeds_needed
 from dipole.benchmarks.suite import Job, Sized
 from dipole.benchmarks.suite_results import SuiteResults
+from dipole.benchmarks.written_out import without_none
 from dipole.core.record import RunRecord
 from dipole.core.train.build import construct
 from dipole.core.train.config import RunConfig
@@ -213,7 +214,7 @@ def _root_mean_square(values: Iterable[float]) -> float:
 
 def _kinds(config: Mapping[str, Any]) -> list[str]:
     """Return keys of similar runs, narrow to wide: same settings, any objective, same domain and length."""
-    rest = {k: v for k, v in _without_none(config).items() if k not in ("name", "description", "seed")}
+    rest = {k: v for k, v in without_none(config).items() if k not in ("name", "description", "seed")}
     narrow = json.dumps(rest, sort_keys=True)
     any_objective = json.dumps({k: v for k, v in rest.items() if k != "objective"}, sort_keys=True)
     train = rest.get("train")
@@ -221,8 +222,3 @@ def _kinds(config: Mapping[str, Any]) -> list[str]:
         train = {}
     wide = json.dumps([rest.get("domain"), train.get("epochs"), train.get("steps"), train.get("batch_size")])
     return [f"same:{narrow}", f"objective:{any_objective}", f"length:{wide}"]
-
-
-def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    found = {key: value for key, value in values.items() if value is not None}
-    return found | {key: _without_none(value) for key, value in found.items() if isinstance(value, Mapping)}

@@ -15,7 +15,7 @@ LISTS = ("columns", "rows")
 def written_out(path: Path) -> str:
     """Return the text of a suite with the same cells and no grids. ConfigError if the file is not a suite."""
     read_suite(path)
-    suite = _without_none(expand(tomllib.loads(path.read_text(encoding="utf-8"))))
+    suite = without_none(expand(tomllib.loads(path.read_text(encoding="utf-8"))))
     parts = [_table({key: value for key, value in suite.items() if key != "scale"})]
     for name, scale in suite.get("scale", {}).items():
         tables = {key: value for key, value in scale.items() if isinstance(value, Mapping)}
@@ -35,10 +35,10 @@ def _table(values: Mapping[str, Any]) -> str:
     return text
 
 
-def _without_none(value: Any) -> Any:
+def without_none(value: Any) -> Any:
     """Drop entries that are None, which TOML cannot write."""
     if isinstance(value, Mapping):
-        return {key: _without_none(each) for key, each in value.items() if each is not None}
+        return {key: without_none(each) for key, each in value.items() if each is not None}
     if isinstance(value, list | tuple):
-        return [_without_none(each) for each in value]
+        return [without_none(each) for each in value]
     return value

@@ -12,8 +12,7 @@ from textwrap import wrap
 from typing import Any
 
 from dipole.benchmarks.report.table import Cell, ReportTable, count_cell, number_cell
-from dipole.core.utils.errors import ConfigError
-from dipole.core.utils.extras import install_line
+from dipole.core.utils.extras import needing
 from dipole.core.utils.text import printable
 
 WIDTH, HEIGHT = 420, 240
@@ -117,11 +116,8 @@ def _printable(value: Any) -> Any:
 
 def altair() -> Any:
     """Import Altair when a chart is drawn: nothing else needs it. ConfigError if it is not installed."""
-    try:
+    with needing("report", "a chart"):
         import altair
-    except ModuleNotFoundError as error:
-        message = f"the charts of a report need Vega-Altair. Install it with: {install_line('report')}"
-        raise ConfigError(message) from error
     return altair
 
 

@@ -58,11 +58,6 @@ class Report:
         return [line for line in (self.summary, *found, self.machines) if line]
 
     @property
-    def is_split(self) -> bool:
-        """True if each suite has a page of its own: there are more than FEW."""
-        return bool(self.summary)
-
-    @property
     def tables(self) -> list[ReportTable]:
         return [table for section in self.sections for table in section.tables]
 

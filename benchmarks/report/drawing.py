@@ -9,8 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 from dipole.benchmarks.report.chart import SOFT, TEXT, WIDTH, Chart
-from dipole.core.utils.errors import ConfigError
-from dipole.core.utils.extras import install_line
+from dipole.core.utils.extras import needing
 from dipole.core.utils.text import printable
 
 # The widths of its letters are those that vl-convert measures with, so no label is cut in a browser.
@@ -78,9 +77,6 @@ def runtime() -> str:
 
 
 def _converter() -> Any:
-    try:
+    with needing("report", "a chart"):
         import vl_convert
-    except ModuleNotFoundError as error:
-        message = f"the charts of a report need vl-convert. Install it with: {install_line('report')}"
-        raise ConfigError(message) from error
     return vl_convert

@@ -12,8 +12,7 @@ from typing import Any
 from dipole.benchmarks.report import drawing
 from dipole.benchmarks.report.contents import Picture, Report, Section, drawn_at_once
 from dipole.benchmarks.report.tables import DETECTABLE
-from dipole.core.utils.errors import ConfigError
-from dipole.core.utils.extras import install_line
+from dipole.core.utils.extras import needing
 from dipole.core.utils.text import printable
 from dipole.core.utils.version import __version__
 
@@ -46,11 +45,9 @@ def to_pages(report: Report, name: str) -> dict[str, str]:
 
 def _page(report: Report, sections: Sequence[Section], link: Callable[[str], str], index: str = "") -> str:
     """Return one page with these sections. `link` gives the address of a suite. A suite's page has an `index`."""
-    try:
+    with needing("report", "the HTML report"):
         from jinja2 import Environment, PackageLoader, StrictUndefined
         from markupsafe import Markup
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"the HTML report needs Jinja. Install it with: {install_line('report')}") from error
     has_charts = any(section.pictures for section in sections)
     style, script = _template("report.css"), _template("report.js")
     if has_charts:

@@ -170,7 +170,7 @@ def _facts(collection: Collection, problems: int) -> dict[str, str]:
 
 def _html(report: Report, path: Path) -> dict[Path, str | bytes]:
     """Return a report as one file, or of many suites as an index and a folder of the same name with their pages."""
-    if not report.is_split:
+    if not report.summary:
         return {path: to_html(report)}
     return {path.parent / name: text for name, text in to_pages(report, path.stem).items()}
 

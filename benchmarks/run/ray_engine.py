@@ -19,8 +19,7 @@ from typing import Any
 
 from dipole.benchmarks.run.engine import Engine, EngineTask, TaskResult, environment_for, failed, run_worker
 from dipole.benchmarks.run_records import BENCH, is_done
-from dipole.core.utils.errors import ConfigError
-from dipole.core.utils.extras import install_line
+from dipole.core.utils.extras import needing
 from dipole.core.utils.machine import processors
 
 RETRIES = 5
@@ -37,10 +36,8 @@ class RayEngine(Engine):
     """
 
     def __init__(self, jobs: int | None = None, threads: int | None = None) -> None:
-        try:
+        with needing("ray", "--engine ray"):
             import ray
-        except ModuleNotFoundError as error:
-            raise ConfigError(f"--engine ray needs Ray. Install it with: {install_line('ray')}") from error
         self.ray: Any = ray
         if not ray.is_initialized():
             ray.init(log_to_driver=False, configure_logging=False)

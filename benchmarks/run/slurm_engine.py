@@ -20,7 +20,7 @@ from dipole.benchmarks.run.engine import (
 )
 from dipole.benchmarks.run_records import BENCH
 from dipole.core.utils.errors import ConfigError, nearest
-from dipole.core.utils.extras import install_line
+from dipole.core.utils.extras import needing
 
 SLOTS = 16
 THREADS = 4
@@ -44,11 +44,9 @@ class SlurmEngine(Engine):
         options: Mapping[str, str] | None = None,
         cluster: str = "slurm",
     ) -> None:
-        try:
+        with needing("slurm", "--engine slurm"):
             import submitit
             from submitit.slurm.slurm import SlurmExecutor
-        except ModuleNotFoundError as error:
-            raise ConfigError(f"--engine slurm needs submitit. Install it with: {install_line('slurm')}") from error
         if cluster == "slurm" and SlurmExecutor.affinity() < 0:
             raise ConfigError(
                 "--engine slurm: there is no sbatch on this machine. Start it on a login node of the cluster, or use "

@@ -32,7 +32,8 @@ import torch
 import dipole
 from dipole.benchmarks.report.table import markdown
 from dipole.benchmarks.speed.subjects import BUILD, DTYPES, SHARP, TimedLoss, subjects
-from dipole.benchmarks.speed.timing import RESULTS, floor, rates, time_and_memory, write
+from dipole.benchmarks.speed.timing import RESULTS, floor, rates, time_and_memory
+from dipole.benchmarks.studies.common import save
 from dipole.core.cli.parser import positive
 from dipole.core.objectives import engine
 from dipole.core.objectives.similarity import fits
@@ -97,7 +98,7 @@ def measure(
             report["losses"].append(row)
             print(f"{text}: {row.get('error') or format(row['ms'], ',.3f') + ' ms'}", flush=True)
         if out is not None:
-            write(out, report | {"seconds": time.monotonic() - began})
+            save(out, report | {"seconds": time.monotonic() - began})
     return report
 
 

@@ -23,7 +23,8 @@ from pathlib import Path
 import torch
 
 from dipole.benchmarks.speed.subjects import BUILD, TimedLoss, subjects
-from dipole.benchmarks.speed.timing import CPU, RESULTS, machine, write
+from dipole.benchmarks.speed.timing import CPU, RESULTS, machine
+from dipole.benchmarks.studies.common import save
 from dipole.core.utils.machine import peak_memory
 
 WIDTH = 128
@@ -130,7 +131,7 @@ def main() -> None:
             # A new measurement replaces the old one of its batch and threads.
             tables = [each for each in tables if (each["batch"], each["threads"]) != (batch, threads)]
             tables.append(entry | {"subjects": table, "ratios": ratios(table)})
-            write(options.out, {"tables": tables})
+            save(options.out, {"tables": tables})
             kind = "processor" if threads == 1 else "wall"
             print(f"\nB = {batch} ({2 * batch} rows), {threads} thread(s), {kind} time of forward + backward")
             for name, row in sorted(table.items(), key=lambda item: item[1]["ms"]):

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from dipole.benchmarks.studies.common import save
+
 RESULTS = Path(__file__).with_name("results")
 CPU = torch.device("cpu")
 
@@ -151,9 +153,4 @@ class Results:
         print(f"{part}, {name}: {json.dumps(rounded)}", flush=True)
         self.values.setdefault(part, {})[name] = rounded
         if self.path is not None:
-            write(self.path, self.values)
-
-
-def write(path: Path, report: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+            save(self.path, self.values)

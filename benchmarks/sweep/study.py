@@ -13,7 +13,7 @@ from filelock import FileLock
 
 from dipole.benchmarks.sweep.space import Dimension, Value
 from dipole.core.utils.errors import ConfigError
-from dipole.core.utils.extras import install_line
+from dipole.core.utils.extras import needing
 from dipole.core.utils.process import is_locked
 
 BUSY = 120.0
@@ -26,7 +26,9 @@ class Study:
     def __init__(
         self, folder: Path, space: Sequence[Dimension], described: dict[str, Any], maximize: bool, seed: int
     ) -> None:
-        optuna = _optuna()
+        with needing("sweep", "a search"):
+            import optuna
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.folder, self.space, self._optuna = folder, tuple(space), optuna
         folder.mkdir(parents=True, exist_ok=True)
         self._id = uuid.uuid4().hex
@@ -118,12 +120,3 @@ class Study:
             except (ValueError, RuntimeError, UserWarning):
                 return {}
         return {key: float(share) for key, share in found.items()}
-
-
-def _optuna() -> Any:
-    try:
-        import optuna
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"a search needs Optuna. Install it with: {install_line('sweep')}") from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
