@@ -51,27 +51,24 @@ def read_records(folder: Path) -> Collection:
             continue
         try:
             if not path.is_dir():
-                found.problems.append(UnreadRecord(path, "not the folder of a run"))
-                continue
+                raise RecordError("not the folder of a run")
             # Opening a pipe or device of that name would block.
             if not (path / "record.json").is_file():
                 message = "no file record.json in it"
                 if (path / "config.toml").exists():
                     message = "started, no record yet"
-                found.problems.append(UnreadRecord(path, message))
-                continue
+                raise RecordError(message)
             record = read_record(path / "record.json")
+            if record.hash != path.name:
+                raise RecordError(f"the record is that of run {record.hash}, not of this folder")
         except (RecordError, OSError) as error:
             found.problems.append(UnreadRecord(path, str(error)))
             continue
+        found.records[record.hash] = record
         try:
-            record = with_additions(record, path)
+            found.records[record.hash] = with_additions(record, path)
         except RecordError as error:
             found.problems.append(UnreadRecord(path / FILE, str(error)))
-        if record.hash != path.name:
-            found.problems.append(UnreadRecord(path, f"the record is that of run {record.hash}, not of this folder"))
-        else:
-            found.records[record.hash] = record
     return found
 
 

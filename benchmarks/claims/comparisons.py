@@ -34,14 +34,11 @@ class NumberTable(Protocol):
 
 @dataclass(frozen=True)
 class Side:
-    """One cell: values by seed if there are any, and mean, standard deviation and n, as far as known.
-
-    `untrained` are the values of the same seeds before training, or None if they are not measured.
-    """
+    """One cell: values by seed if there are any, and mean, standard deviation and n, as far as known."""
 
     samples: Mapping[int, float] | None
     summary: Summary
-    untrained: Mapping[int, float] | None = None
+    untrained: Mapping[int, float] | None = None  # values of the same seeds before training
 
     def minus(self, other: "Side") -> Estimate:
         """Return the difference of two sides, by seed if both have values."""
@@ -50,10 +47,7 @@ class Side:
         return of_summaries(self.summary, other.summary)
 
     def is_learnt(self, sign: int) -> bool:
-        """Return whether the values are above those before training (95 % interval of the difference), or unknown.
-
-        sign: -1 if smaller values are better.
-        """
+        """Return whether the values are better than before training (95 % interval of the difference), or unknown."""
         if not self.samples or not self.untrained:
             return True
         found = of_pairs(self.samples, self.untrained)

@@ -253,10 +253,7 @@ def _two_way(results: SuiteResults, names: Sequence[str], places: Mapping[str, S
 
 
 def _columns(results: SuiteResults) -> list[Picture]:
-    """Draw one line per row over the columns, at the numbers in the columns' names.
-
-    Each data set has its own picture. A column's data set comes before the slash ("digits/blocks=2").
-    """
+    """Draw a line per row over the numbers in the columns' names, by data set (before the slash: "digits/blocks=2")."""
     found, manifest = [], results.manifest
     for part, group in groupby(results.columns, key=lambda name: name.rpartition("/")[0]):
         names, title, mean = list(group), manifest.title, "Mean"

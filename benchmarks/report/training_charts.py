@@ -267,10 +267,7 @@ def _entropy(results: SuiteResults, group: Group, curves: Curves) -> list[Pictur
 
 
 def _histograms(results: SuiteResults, group: Group) -> list[Picture]:
-    """Distances by class, or of positives and negatives that the data name (`show` says "pairs").
-
-    All models of a group have the same axes.
-    """
+    """Draw distances by class, or of named positives and negatives ("pairs" in `show`), a group on the same axes."""
     known = {"histogram": (CLASSES, "test embeddings"), "pairs": (NEIGHBOURS, "held-out anchors and candidates")}
     found = []
     for kind, (parts, of) in known.items():

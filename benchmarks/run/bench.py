@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from dipole.benchmarks.manifest import Manifest, write_manifest
+from dipole.benchmarks.manifest import write_manifest
 from dipole.benchmarks.plan import Estimator, Time, faults, make_plan, missing_data
 from dipole.benchmarks.results_file import SHIPPED_NAME, known_runs, shipped_runs, stored_overrides
 from dipole.benchmarks.run.engine import Engine, EngineTask, TaskResult
@@ -96,9 +96,8 @@ def bench(
         settings = " ".join(f"--set {quote(each)}" for each in kept)
         say(stderr, f"The known results were made with {settings}. Add this, or all runs are repeated.")
     check_data([job for job in wanted if job.hash in missing], stderr)
-    described = sized.manifest(wanted)
-    summary = run_suite(sized, wanted, described, records, runs, chosen, stderr)
-    print_results(console, SuiteResults(described, elsewhere | read_records(runs).records))
+    summary = run_suite(sized, wanted, records, runs, chosen, stderr)
+    print_results(console, SuiteResults(sized.manifest(wanted), elsewhere | read_records(runs).records))
     print_summary(console, sized, summary, runs)
     answer |= {"runs": str(runs), **summary.as_dict()}
     return int(bool(summary.failed))
@@ -115,17 +114,11 @@ def check_data(jobs: Sequence[Job], console: Console) -> None:
 
 
 def run_suite(
-    sized: Sized,
-    wanted: Sequence[Job],
-    described: Manifest,
-    records: dict[str, RunRecord],
-    runs: Path,
-    engine: Engine,
-    console: Console,
+    sized: Sized, wanted: Sequence[Job], records: dict[str, RunRecord], runs: Path, engine: Engine, console: Console
 ) -> SuiteSummary:
     """Describe a suite in the runs folder and run what is missing of it."""
     make_runs_folder(runs)
-    write_manifest(runs, described)
+    write_manifest(runs, sized.manifest(wanted))
     return run_jobs(wanted, records, runs, engine, console, sized.scale.processes)
 
 
@@ -176,10 +169,7 @@ def plan_all(
     answer: dict[str, Any] | None = None,
     known: Sequence[Path] = (),
 ) -> int:
-    """Print a line per shipped suite: runs, finished runs, estimated time. Then print what cannot be built.
-
-    The exit code is 1 if something cannot be built.
-    """
+    """Print runs and time of each shipped suite, then what cannot be built, which makes the exit code 1."""
     console, _ = consoles(console)
     records = known_runs(known) | finished(runs)
     estimator, slots = Estimator(records.values()), LocalEngine(jobs, threads).slots
@@ -239,8 +229,7 @@ def bench_all(
         else:
             say(stderr, f"{name}: {each.time}.")
             engine = make_engine("local", jobs, threads, shared_process=each.sized.scale.processes == 1)
-            described = each.sized.manifest(each.jobs)
-            summary = run_suite(each.sized, each.jobs, described, records, runs, engine, stderr)
+            summary = run_suite(each.sized, each.jobs, records, runs, engine, stderr)
             print_summary(console, each.sized, summary, runs)
             summaries.append({"suite": each.sized.suite.name, **summary.as_dict()})
     answer |= {"scale": scale, "runs": str(runs), "suites": summaries}
@@ -254,10 +243,7 @@ def make_engine(
     shared_process: bool = False,
     slurm: Mapping[str, str] | None = None,
 ) -> Engine:
-    """Return the engine of a name. With `shared_process` a local process runs many jobs.
-
-    Raise ConfigError if options of sbatch are given for another engine.
-    """
+    """Return the engine of a name. Raise ConfigError if options of sbatch are given for another engine."""
     if slurm and engine != "slurm":
         raise ConfigError(f"--slurm {' '.join(f'{k}={v}' for k, v in slurm.items())} belongs to --engine slurm.")
     if engine == "slurm":

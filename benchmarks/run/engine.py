@@ -192,10 +192,7 @@ def _attempt(task: EngineTask, runs: Path, run: Callable[[IO[str]], int]) -> Tas
 
 
 def _reason(code: int, log: Path, begin: int) -> str:
-    """Return how the worker ended, and the error or the last line that its part of the log shows.
-
-    Another runner may have begun its own attempt at the same job since, so ours need not be the last.
-    """
+    """Return how the worker ended, with the error or last line of its part of the log. Another runner's may follow."""
     end = f"exit code {code}"
     if code < 0:
         end = f"killed by signal {-code}"

@@ -108,15 +108,13 @@ class SlurmEngine(Engine):
 
 
 class OnNode:
-    """Run a worker on this node. submitit calls `checkpoint` if the time of the job runs out.
-
-    A task that another runner holds is waited for here: a further job would wait in the queue of the cluster.
-    """
+    """Run a worker on this node. submitit calls `checkpoint` if the time of the job runs out."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
 
     def __call__(self, task: EngineTask, runs: str) -> TaskResult:
+        # A task that another runner holds is waited for here: a further job would wait in the cluster's queue.
         while (result := run_worker(task, Path(runs), environment_for(self.threads))) is None:
             time.sleep(RETRY_HELD_AFTER)
         return result

@@ -123,11 +123,7 @@ def _torchrun(command: list[str], processes: int) -> int:
 
 @cache
 def follow(parent: int) -> None:
-    """End this process soon after the one that started it, so that a killed runner leaves nothing training.
-
-    What was trained so far lies in the checkpoint. The next runner goes on from there.
-    """
-
+    """End this process soon after the one that started it. The next runner goes on from its checkpoint."""
     lives = _life_of(parent)
 
     def watch() -> None:

@@ -55,12 +55,7 @@ class BrokenError(Exception):
 
 
 class Soak:
-    """The processes of a soak test, its folders and its random numbers.
-
-    Args:
-        folder: holds the log, temporary files and runs.
-        seed: of the faults, their order and their moments.
-    """
+    """The processes of a soak test, its folders, and the random numbers of its faults and their moments."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.rng, self.token = folder.resolve(), random.Random(seed), f"{os.getpid()}-{time.time_ns()}"
@@ -111,10 +106,7 @@ class Soak:
     ) -> list[int]:
         """Wait for all processes, and return the exit codes of the runners.
 
-        Limits count processor time, because a busy machine gives little of it.
-
-        Raises:
-            BrokenError: the processes compute or wait without end, or outlive their runners.
+        Raise BrokenError if the processes compute or wait without end, or outlive their runners.
         """
         used: dict[int, float] = {}  # of processes that have ended as well
         before, since, is_over = 0.0, time.monotonic(), False
@@ -256,11 +248,7 @@ def left_behind(runs: Path, temporary: Path) -> Iterator[str]:
 
 
 def growth(soak: Soak, domain: str, updates: int) -> tuple[float, float]:
-    """Train for a number of updates. Return the resident megabytes in the middle fifth and in the last fifth.
-
-    Raises:
-        BrokenError: the run failed, or ended before its memory was read.
-    """
+    """Train for a number of updates. Return the resident megabytes in the middle fifth and in the last fifth."""
     runs, (recipe, *settings) = soak.folder / domain, LONG_RUNS[domain]
     command = ["dipole", "train", recipe, "--runs", str(runs), "--quiet", "--set", *settings, "train.log_every=10"]
     command += [f"train.steps={updates}", f"train.evaluate_every={updates}"]

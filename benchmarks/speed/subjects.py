@@ -29,12 +29,9 @@ class TimedLoss:
     views: int = 2  # of each point
 
     def embeddings(self, device: torch.device, generator: torch.Generator, by: str = "dipole") -> list[Tensor]:
-        """Return fresh views that ask for a gradient, (rows / views, width) each.
-
-        siglip-kernel compares two encoders, so each of its views has all rows.
-        """
+        """Return fresh views that ask for a gradient, (rows / views, width) each."""
         rows, dtype = self.rows // self.views, DTYPES[self.dtype]
-        if by == "siglip-kernel":
+        if by == "siglip-kernel":  # it compares two encoders
             rows = self.rows
         views = [
             torch.randn(rows, self.width, generator=generator, device=device, dtype=dtype) for _ in range(self.views)

@@ -53,10 +53,7 @@ SLOW: dict[str, dict[str, Any]] = {"swav": {"steps": 200, "rate": 1e-3}}
 
 @dataclass(frozen=True)
 class StudyLayout:
-    """A way to make pairs: the domain and its settings, the metric and the length of the training.
-
-    `classes` is the number of classes of the labels, or 0 without labels.
-    """
+    """A way to make pairs: the domain and its settings, the metric and the length of the training."""
 
     domain: str
     settings: dict[str, Any]
@@ -64,7 +61,7 @@ class StudyLayout:
     steps: int
     batch_size: int
     rate: float
-    classes: int = 0
+    classes: int = 0  # of the labels
 
 
 def _images(metric: str = "few_shot/accuracy", steps: int = 50, **framework: Any) -> StudyLayout:
@@ -143,10 +140,7 @@ Watch = Callable[[int, Any, list[torch.nn.Parameter]], None]
 
 
 class StudyTrial:
-    """A layout, or its name in `LAYOUTS`, with an untrained encoder. Every training starts from it.
-
-    The folder stores data for other trials.
-    """
+    """A layout, or its name in `LAYOUTS`, with the untrained encoder that every training starts from."""
 
     def __init__(self, layout: str | StudyLayout, seed: int, folder: Path) -> None:
         if isinstance(layout, str):

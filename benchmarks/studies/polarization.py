@@ -97,10 +97,7 @@ def settings() -> Iterator[DpSetting]:
 
 
 def layout_of(domain: str, cifar10: Path | None = None) -> StudyLayout:
-    """Return the layout of a domain. CIFAR-10 is like the small scale of `cifar10-learning`, four epochs long.
-
-    Raise DataError if the folder of CIFAR-10 is missing.
-    """
+    """Return the layout of a domain. CIFAR-10 is like the small scale of `cifar10-learning`, four epochs long."""
     if domain != "cifar10":
         return LAYOUTS[DOMAINS[domain]]
     if cifar10 is None:
