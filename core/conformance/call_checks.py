@@ -7,6 +7,7 @@ import logging
 import pickle
 import warnings
 from dataclasses import replace
+from itertools import product
 from unittest import mock
 
 import torch
@@ -72,9 +73,10 @@ def _way_out(subject: Subject) -> str:
     if isinstance(instance, nn.Module):
         held, function = list(instance.state_dict().values()), instance.forward
     sizes = {n for x in held for n in x.shape if 1 < n <= 4096}
-    labelled, scored = replace(subject.needs, labels=2, scores=False), replace(subject.needs, labels=None, scores=True)
-    by_score = any("score" in name for name in inspect.signature(function).parameters)
-    for needs in (subject.needs, *((scored, labelled) if by_score else (labelled, scored))):
+    others = [replace(subject.needs, labels=2, scores=False), replace(subject.needs, labels=None, scores=True)]
+    if any("score" in name for name in inspect.signature(function).parameters):
+        others.reverse()
+    for needs in (subject.needs, *others):
         for dim in (subject.needs.dim, *sorted(sizes)):
             other = subject.refit(replace(needs, dim=dim))
             if not _refusal(other):
@@ -234,8 +236,10 @@ def tiles_equal_dense(subject: Subject) -> str:
         raise Skipped("only dipole's own objectives are tiled")
     worst = 0.0
     # At the low temperature sums need a running maximum, which the next tile may raise.
-    settings = [(layout, temperature) for layout in subject.layouts for temperature in (None, LOW_TEMPERATURE)]
-    for layout, temperature in settings if subject.temperatures else [(layout, None) for layout in subject.layouts]:
+    temperatures: list[float | None] = [None]
+    if subject.temperatures:
+        temperatures.append(LOW_TEMPERATURE)
+    for layout, temperature in product(subject.layouts, temperatures):
         instance, leaves = subject.make(layout, temperature=temperature), layout.leaves()
         try:
             whole = subject.result(instance, layout, leaves)

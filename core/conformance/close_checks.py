@@ -132,9 +132,10 @@ def _demand_slope(
     size = float(torch.stack([r.norm() for r in random]).norm())
     for direction, step in product(([g / length for g in gradient], [r / size for r in random]), steps):
         claimed = float(sum((g * d).sum() for g, d in zip(gradient, direction, strict=True)))
-        slopes = []
-        for held in (False, True) if stops else (False,):
-            call = Stops().held(function, *inputs) if held else function
+        slopes, calls = [], [function]
+        if stops:
+            calls.append(Stops().held(function, *inputs))
+        for call in calls:
             slopes.append(slope_along(call, inputs, direction, step))
             if abs(slopes[-1] - claimed) <= SLOPE * length + rounding / step:
                 break

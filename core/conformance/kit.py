@@ -239,7 +239,8 @@ def parametrize_with_checks(
 
 def _is_loss(function: Callable[..., Any], options: dict[str, Any], needs: BatchNeeds) -> bool:
     """Return True for a function that is the loss itself, False for one that builds it."""
-    return needed(function, options) in ((2, 3) if needs.scores or needs.labels else (2,))
+    count = needed(function, options)
+    return count == 2 or (count == 3 and bool(needs.scores or needs.labels))
 
 
 def _written(options: dict[str, Any] | None) -> str:

@@ -164,13 +164,16 @@ class _Solver:
         self.mean = x.mean(0).double()
         centred = (x - self.mean.to(x.dtype)).to(dtype)
         self.basis = _eigenvectors(centred)  # (d, D - 1)
-        inner = centred if self.basis is None else centred @ self.basis
-        self.x = torch.cat([inner, inner.new_ones(len(x), 1)], 1)
+        if self.basis is not None:
+            centred = centred @ self.basis
+        self.x = torch.cat([centred, centred.new_ones(len(x), 1)], 1)
         self.y = y.to(x.device)
         self.ridge = self.x.new_ones(self.x.shape[1])
         self.ridge[-1] = 0
         self.tolerance, self.relative, self.history = tolerance, relative, history
-        self.columns = 1 if classes == 2 and relative else classes
+        self.columns = classes
+        if classes == 2 and relative:
+            self.columns = 1
 
     def zeros(self, problems: int) -> Tensor:
         """Return weights (K, P, D) of 0."""

@@ -380,9 +380,13 @@ def _values_on(terms: Mapping[str, tuple[float, Objective]], pairs: Pairs, batch
         features = _features(pairs, batch) if term.on_features else ()
         prepared = _prepared(term, pairs)
         term.build_for(features[0] if features else pairs.anchors)
-        note = _reason_for_zero(term, prepared[0])
-        use = uses[name] = _Use(term, weight, prepared, note, {} if note else term.statistics(), features)
-        for number, each in enumerate(prepared[:1] if note else prepared):
+        note, asked = _reason_for_zero(term, prepared[0]), {}
+        if note:
+            prepared = prepared[:1]
+        else:
+            asked = term.statistics()
+        use = uses[name] = _Use(term, weight, prepared, note, asked, features)
+        for number, each in enumerate(prepared):
             key = id(each), term.matrix_key()  # `uses` holds the pairs, so that no two have one id
             if key not in matrices:
                 matrices[key] = _matrix_of(term, batch.local(each, further=number > 0))
