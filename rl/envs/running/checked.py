@@ -41,11 +41,9 @@ class CheckedEnvironments(OffPolicyAlgorithm):
         elif isinstance(env.unwrapped, DummyVecEnv):
             env.unwrapped.envs = [guarded(each) for each in env.unwrapped.envs]
         wrapped = OffPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
-        space = wrapped.action_space
+        space: Any = wrapped.action_space
         floats = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and 0 not in space.shape
-        low: Any = getattr(space, "low", None)
-        high: Any = getattr(space, "high", None)
-        if not floats or not (np.isfinite(low) & np.isfinite(high) & (low < high)).all():
+        if not floats or not (np.isfinite(space.low) & np.isfinite(space.high) & (space.low < space.high)).all():
             raise ConfigError(
                 f"{cls.__name__} needs continuous actions with finite bounds (a Box of floats, low below high), got "
                 f"{space}."
