@@ -43,10 +43,7 @@ class ImageEmbedder(Embedder):
         self.size = size
 
     def read(self, source: str, column: str | None = None) -> Inputs:
-        """Read one image, all images of a folder and its subfolders by name, or any training source.
-
-        column: of images in a table; None finds it.
-        """
+        """Read one image, all images of a folder and its subfolders by name, or any training source."""
         path = Path(source).expanduser()
         files: list[Path] = []
         if path.is_dir():
