@@ -320,7 +320,10 @@ class SuiteResults:
             if printed is not None and summary is not None:
                 is_same = self.manifest.is_paper_protocol
                 comparison = compare_printed(printed, self.table.trials, summary, self.table.metric, is_same)
-        test = self._against_base(row, column)
+        place, test = base_of(row, column), None
+        base = self._samples.get((*place, "mean"))
+        if samples and base and place != (row.label, column.name):
+            test = difference(base, samples, self._resolution(row, column, [*samples.values(), *base.values()]))
         return CellResult(row, column, samples, len(hashes), summary, test, nan, comparison, printed, failed)
 
     @property
@@ -375,13 +378,6 @@ class SuiteResults:
     def protocol_notes(self) -> list[str]:
         """Differences from the protocol of the paper."""
         return protocol_differences(getattr(self.table, "protocol", {}), self.manifest.protocol)
-
-    def _against_base(self, row: RowEntry, column: ColumnEntry) -> PairedTest | None:
-        ours, place = self._samples.get((row.label, column.name, "mean")), base_of(row, column)
-        base = self._samples.get((*place, "mean"))
-        if not ours or not base or place == (row.label, column.name):
-            return None
-        return difference(base, ours, resolution=self._resolution(row, column, [*ours.values(), *base.values()]))
 
     def _resolution(self, row: RowEntry, column: ColumnEntry, values: Sequence[float]) -> float | None:
         """Return the smallest step of a column: 1 / n for accuracies on n test points, else 0.01 for percentages."""

@@ -16,10 +16,7 @@ from dipole.core.utils.errors import DataError
 
 
 class NumberTable(Protocol):
-    """Rows by label, columns by name. `samples` are values by seed if there are any, "untrained" those before training.
-
-    A printed table has none: its spread is `value(row, column, "std")`, over `trials` if it says how many.
-    """
+    """Rows by label, columns by name, and values by seed if there are any: a printed table has "std" and `trials`."""
 
     @property
     def columns(self) -> tuple[str, ...]: ...
