@@ -24,15 +24,10 @@ def start_method():
     return "forkserver"
 
 
-def start_ranks(work, args, ranks):
-    """Call `work(rank, *args)` in so many processes and wait."""
-    mp.start_processes(work, args, nprocs=ranks, start_method=start_method())
-
-
 def from_ranks(ranks, work, *args):
     """Return what `work(rank, *args)` returns in each of so many processes of one group."""
     with tempfile.TemporaryDirectory() as folder:
-        start_ranks(_one_rank, (ranks, folder, work, args), ranks)
+        mp.start_processes(_one_rank, (ranks, folder, work, args), nprocs=ranks, start_method=start_method())
         return [torch.load(f"{folder}/{rank}.pt") for rank in range(ranks)]
 
 

@@ -228,12 +228,9 @@ def test_a_claim_is_never_shown_by_part_of_its_comparisons_but_may_be_refuted_by
         outcome = judge_claim(CLAIMS["cacr-c16"], {"cacr-table9": Grid(RAW["cacr-c16"][2]["cacr-table9"], less)})
         assert (outcome.verdict, outcome.missing) == (verdict, 1)
     # More seeds of the others would not help.
-    cells = Grid(RAW["cacr-c16"][2]["cacr-table9"], {**less, **_above(less)})
+    above = {place: {s: v + 9 for s, v in each.items()} for place, each in less.items() if place[0] == "CACR"}
+    cells = Grid(RAW["cacr-c16"][2]["cacr-table9"], {**less, **above})
     assert why(judge_claim(CLAIMS["cacr-c16"], {"cacr-table9": cells})).endswith("1 comparison without data")
-
-
-def _above(cells):
-    return {place: {s: v + 9 for s, v in each.items()} for place, each in cells.items() if place[0] == "CACR"}
 
 
 def test_printed_spreads_are_tested_by_welch_from_what_is_printed():

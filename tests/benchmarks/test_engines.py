@@ -244,15 +244,7 @@ def test_renewal_keeps_a_lock_fresh(tmp_path, monkeypatch):
         wait_for(lambda: path.stat().st_mtime > 1, "renewal", 10)
 
 
-def made_up(folder, age=0.0, **owner):
-    """A lock of the process that describes itself, with something else in its place, last renewed `age` s ago."""
-    path = folder / "job.json"
-    path.write_text(json.dumps(json.loads(describe_self()) | owner))
-    os.utime(path, (time.time() - age,) * 2)
-    return path
-
-
-OWNERS = {
+OWNERS = {  # what differs from this process, seconds since the last renewal, and whether the lock is held
     "another container under the same host name": ({"namespace": "pid:[1]", "pid": 1}, 0, True),
     "container, stale": ({"namespace": "pid:[1]", "pid": 1}, job_lock.STALE_AFTER + 5, False),
     "host": ({"host": "elsewhere", "pid": 1}, 0, True),
@@ -267,7 +259,10 @@ OWNERS = {
 
 @pytest.mark.parametrize(("owner", "age", "held"), OWNERS.values(), ids=OWNERS)
 def test_a_process_that_shares_no_lock_is_believed_as_long_as_it_can_live(tmp_path, owner, age, held):
-    assert is_held(made_up(tmp_path, age, **owner)) is held
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(json.loads(describe_self()) | owner))
+    os.utime(path, (time.time() - age,) * 2)
+    assert is_held(path) is held
 
 
 @pytest.mark.skipif(

@@ -199,7 +199,6 @@ def test_no_page_counts_a_suite_that_cannot_decide_anything(what):
     assert float(render.value_of("six-tasks: mean none @ Spin")) < 1
 
 
-ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs" / "tutorials").glob("*.py")]
 
@@ -215,17 +214,13 @@ def moved(tmp_path, monkeypatch):
     return tmp_path
 
 
-def set_repository(folder: Path, address: str) -> None:
-    text = (folder / "pyproject.toml").read_text(encoding="utf-8")
-    text, found = re.subn(r'^repository = ".*?"', f'repository = "{address}"', text, flags=re.MULTILINE)
-    assert found == 1
-    (folder / "pyproject.toml").write_text(text, encoding="utf-8")
-
-
 @systems.links
 @pytest.mark.parametrize("address", ["", "https://host.example/group/dipole.git"])
 def test_one_setting_gives_urls_and_clone_line(address, moved):
-    set_repository(moved, address)
+    text = (moved / "pyproject.toml").read_text(encoding="utf-8")
+    text, found = re.subn(r'^repository = ".*?"', f'repository = "{address}"', text, flags=re.MULTILINE)
+    assert found == 1
+    (moved / "pyproject.toml").write_text(text, encoding="utf-8")
     (moved / "out").mkdir()
     build = "from setuptools import build_meta; build_meta.prepare_metadata_for_build_wheel('out')"
     done = subprocess.run([sys.executable, "-c", build], cwd=moved, capture_output=True, text=True)

@@ -244,11 +244,6 @@ def lines(module):
         return len(file.readlines())
 
 
-def labelled_batches():
-    draw = torch.Generator().manual_seed(1)
-    return [(torch.randn(24, 10, generator=draw), torch.randperm(24, generator=draw) % 6) for _ in range(5)]
-
-
 def network():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(10, 32), nn.Tanh(), nn.Linear(32, 8))
@@ -259,7 +254,8 @@ def network():
 )
 def test_supervised_losses_are_those_of_the_library(objective, name):
     losses = pytest.importorskip("pytorch_metric_learning.losses")
-    module, data = example("metric_learning"), labelled_batches()
+    module, draw = example("metric_learning"), torch.Generator().manual_seed(1)
+    data = [(torch.randn(24, 10, generator=draw), torch.randperm(24, generator=draw) % 6) for _ in range(5)]
     module.DEVICE = "cpu"
     model, twin = network(), network()
     found = module.train(model, dipole.objective(objective, dim=8), data, torch.optim.Adam(model.parameters(), lr=0.01))

@@ -35,20 +35,15 @@ def cosines(pairs):
     return (left * right).sum(1) / np.linalg.norm(left, axis=1) / np.linalg.norm(right, axis=1)
 
 
-def draw_pairs(draw, count):
-    """Pairs of sentences, their scores, and both as rows of cells."""
-    pairs = [tuple(" ".join(draw.choice(WORDS, size=draw.integers(2, 7))) for _ in range(2)) for _ in range(count)]
-    gold = np.round(draw.uniform(0, 5, count), 2)
-    return pairs, gold, [(a, b, y) for (a, b), y in zip(pairs, gold, strict=True)]
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """SentEval's files: STS12 to STS16 small, STS-B and SICK with as many lines as the published ones."""
     root, draw, truth = tmp_path_factory.mktemp("senteval"), np.random.default_rng(1), {}
 
     def write(file, line, key, count, head=""):
-        *truth[key], rows = draw_pairs(draw, count)
+        pairs = [tuple(" ".join(draw.choice(WORDS, size=draw.integers(2, 7))) for _ in range(2)) for _ in range(count)]
+        gold = np.round(draw.uniform(0, 5, count), 2)
+        truth[key], rows = [pairs, gold], [(a, b, y) for (a, b), y in zip(pairs, gold, strict=True)]
         path = root / "downstream" / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(head + "".join(line.format(i, *row) + "\n" for i, row in enumerate(rows)))

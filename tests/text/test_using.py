@@ -42,13 +42,6 @@ def write_corpus(path, documents=6, seed=0):
     return path
 
 
-def write_vectors(path, words=(*WORDS, "unheard", "expanded")):
-    draw = np.random.default_rng(1)
-    rows = [" ".join([word, *(f"{value:.4f}" for value in draw.normal(size=5))]) for word in words]
-    path.write_text("\n".join(rows) + "\n")
-    return path
-
-
 def write_transformer(folder):
     """A small checkpoint of a BERT and its tokenizer, as transformers writes them."""
     none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -73,7 +66,10 @@ def trained(folder, objective="infonce", **settings):
     """A run of two steps on files of its own, and its folder."""
     folder.mkdir(exist_ok=True)
     write_corpus(folder / "corpus.jsonl")
-    write_vectors(folder / "vectors.txt")
+    vectors = np.random.default_rng(1).normal(size=(len(WORDS) + 2, 5))
+    words = zip((*WORDS, "unheard", "expanded"), vectors, strict=True)
+    rows = "".join(" ".join([word, *(f"{value:.4f}" for value in vector)]) + "\n" for word, vector in words)
+    (folder / "vectors.txt").write_text(rows)
     if settings.get("transformer"):
         write_transformer(folder / "bert")
     values = {"corpus": "corpus.jsonl", "hidden_size": 8, "word_size": 6, "held_out": 0.25} | settings
