@@ -263,7 +263,7 @@ def test_onnx_gives_the_same_vectors(tmp_path, kind):
 def test_a_network_without_onnx_prints_no_graph(tmp_path, capfd):
     bessel = torch.nn.Module()
     bessel.forward = lambda x: torch.special.bessel_j0(x)
-    given = {"x": torch.ones(3, 2)}, {"x": ["batch"]}, []
+    given = [{"x": torch.ones(3, 2)}], {"x": ["batch"]}
     refused(TrainingError, "cannot be written as ONNX", write_onnx, tmp_path, bessel, *given)
     assert "graph" not in capfd.readouterr().out
 
