@@ -79,14 +79,14 @@ def training_pictures(results: SuiteResults, runs: RunFiles) -> dict[str, list[P
     """Return the pictures of a suite's runs by kind, in the order of the report."""
     curves, losses, entropy, ranks, histograms = [], [], [], [], []
     show = results.manifest.show
+    measured_on = curves_on(record for record in results.records.values() if record.status == "done")
     for group in groups_of(results):
         lines = _read(results, group, runs)
         models = {name: lines[first] for first, name in models_of(results, group).items()}
         if "curves" in show:
             for column in group.columns:
                 own = lines_of(lines, logged_name(column.metric), column.factor)
-                done = [record for record in results.records.values() if record.status == "done"]
-                curves += learning_curves(column.name, column.label, own, curves_on(done))
+                curves += learning_curves(column.name, column.label, own, measured_on)
             losses += _losses(results, group, models)
         if "paths" in show:
             curves += paths(group, lines)
