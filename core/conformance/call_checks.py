@@ -235,17 +235,17 @@ def tiles_equal_dense(subject: Subject) -> str:
     if not subject.takes_pairs:
         raise Skipped("only dipole's own objectives are tiled")
     worst = 0.0
-    # At the low temperature sums need a running maximum, which the next tile may raise.
-    temperatures: list[float | None] = [None]
+    # At the low temperature sums need a running maximum, which the next tile may raise after a tile was kept.
+    ways: list[tuple[float | None, tuple[int, ...]]] = [(None, (0, tiles.CACHE_BYTES))]
     if subject.temperatures:
-        temperatures.append(LOW_TEMPERATURE)
-    for layout, temperature in product(subject.layouts, temperatures):
+        ways.append((LOW_TEMPERATURE, (tiles.CACHE_BYTES,)))
+    for layout, (temperature, caches) in product(subject.layouts, ways):
         instance, leaves = subject.make(layout, temperature=temperature), layout.leaves()
         try:
             whole = subject.result(instance, layout, leaves)
         except DipoleError:
             continue
-        for cache in (0, tiles.CACHE_BYTES):
+        for cache in caches:
             with (
                 mock.patch.object(similarity, "LARGEST", 0),
                 mock.patch.object(tiles, "TILE", 3),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -176,37 +177,54 @@ def total(values: Iterable[Number]) -> Number:
     """Return the float64 sum (), 0 of nothing.
 
     Args:
-        values: numbers, () each.
+        values: numbers, () each, or a vector of them.
     """
+    if isinstance(values, Tensor):
+        return values.sum()
     found = list(values)
     if not found:
         return torch.zeros((), dtype=torch.float64)
     return torch.stack(found).sum()
 
 
-def mean(values: Sequence[Number]) -> Number:
+def mean(values: Sequence[Number] | Vector) -> Number:
     """Return the float64 mean (), 0 of nothing.
 
     Args:
-        values: numbers, () each.
+        values: numbers, () each, or a vector of them.
     """
     return total(values) / max(1, len(values))
 
 
-def similarity_of(case: Case, similarity: str) -> Callable[[int, int], Number]:
-    """Return s_ij for cosine, dot or bilinear (a_i^T W c_j with the rows of W in parameters["W"])."""
+def dots(x: Vector, rows: Sequence[Vector]) -> Vector:
+    """Return the products of a vector with others, (n,)."""
+    if not rows:
+        return x.new_zeros(0)
+    return torch.stack(list(rows)) @ x
+
+
+def similarity_of(case: Case, similarity: str) -> Callable[[int, Any], Tensor]:
+    """Return s_ij for cosine, dot or bilinear (a_i^T W c_j with the rows of W in parameters["W"]).
+
+    The candidate j is an index, or a list of them for the vector of their similarities.
+    """
     if similarity == "cosine":
         case = case.on_sphere()
     anchors, candidates = torch.stack(case.anchors), torch.stack(case.candidates)
     if similarity == "bilinear":
         anchors = anchors @ torch.stack(case.parameters["W"])
-    table = [row.unbind() for row in (anchors @ candidates.T).unbind()]
+    table = (anchors @ candidates.T).unbind()
     return lambda i, j: table[i][j]
 
 
 def squared_distance(x: Vector, y: Vector) -> Number:
     """Return the squared distance of two vectors of length 1."""
     return 2 - 2 * dot(x, y)
+
+
+def squared_distances(x: Vector, rows: Sequence[Vector]) -> Vector:
+    """Return the squared distances of a vector of length 1 from others, (n,)."""
+    return 2 - 2 * dots(x, rows)
 
 
 Temperature = float | str  # a number, or "learned": then parameters["logit_scale"] is log(1/tau) (Radford et al. 2021)
@@ -218,7 +236,6 @@ def tau_of(case: Case, temperature: Temperature) -> float | Number:
     return temperature
 
 
-def log_softmax(scores: Sequence[Number], temperature: float | Number) -> list[Number]:
-    raw = [(s / temperature).exp() for s in scores]
-    whole = total(raw)
-    return [(r / whole).log() for r in raw]
+def log_softmax(scores: Sequence[Number] | Vector, temperature: float | Number) -> Vector:
+    raw = (torch.stack(list(scores)) / temperature).exp()
+    return (raw / raw.sum()).log()

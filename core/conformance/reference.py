@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from dipole.core.conformance.case import (
     Case,
@@ -18,12 +20,14 @@ from dipole.core.conformance.case import (
     Vector,
     cosine,
     dot,
+    dots,
     log_softmax,
     mean,
     norm,
     ramp,
     similarity_of,
     squared_distance,
+    squared_distances,
     tau_of,
     total,
     unit,
@@ -63,14 +67,15 @@ def infonce(
     s, tau = similarity_of(case, similarity), tau_of(case, temperature)
     losses = []
     for i in case.counted():
-        negatives = total((s(i, j) / tau).exp() for j in case.negatives(i))
-        positives = [(s(i, p) / tau).exp() for p in case.positives[i]]
-        if not case.negatives(i):
+        others = case.negatives(i)
+        negatives = (s(i, others) / tau).exp().sum()
+        positives = (s(i, case.positives[i]) / tau).exp()
+        if not others:
             losses.append(total([]))
         elif joint:
-            losses.append(mean([-(e / (total(positives) + negatives)).log() for e in positives]))
+            losses.append(-mean((positives / (positives.sum() + negatives)).log()))
         else:
-            losses.append(mean([-(e / (e + negatives)).log() for e in positives]))
+            losses.append(-mean((positives / (positives + negatives)).log()))
     return mean(losses)
 
 
@@ -89,9 +94,9 @@ def supcon(
         if not positives:
             continue
         negatives = [j for j in case.all_but(positives, i) if j >= case.first_negative]
-        shares = [(s(i, p) / tau).exp() for p in positives]
-        whole = total(shares) + total((s(i, j) / tau).exp() for j in negatives)
-        losses.append(-mean(shares).div(whole).log() if variant == "in" else mean([-(e / whole).log() for e in shares]))
+        shares = (s(i, positives) / tau).exp()
+        whole = shares.sum() + (s(i, negatives) / tau).exp().sum()
+        losses.append(-mean(shares).div(whole).log() if variant == "in" else -mean((shares / whole).log()))
     return mean(losses)
 
 
@@ -109,8 +114,8 @@ def siglip(
     b = case.parameters["bias"][0] if isinstance(bias, str) else bias
     losses = []
     for i in case.counted():
-        pairs = [(1.0, p) for p in case.positives[i]] + [(-1.0, j) for j in case.negatives(i)]
-        losses.append(total((1 + (-z * (s(i, j) / tau + b)).exp()).log() for z, j in pairs))
+        pairs = (1.0, case.positives[i]), (-1.0, case.negatives(i))
+        losses.append(total((1 + (-z * (s(i, of) / tau + b)).exp()).log().sum() for z, of in pairs))
     return mean(losses)
 
 
@@ -125,8 +130,8 @@ def cross_entropy(case: Case, *, classes: int) -> Number:
     assert len(case.parameters["vectors"]) == classes
     losses = []
     for anchor, label in zip(case.anchors, case.labels, strict=True):
-        shares = [dot(anchor, vector).exp() for vector in case.parameters["vectors"]]
-        losses.append(-(shares[label] / total(shares)).log())
+        shares = dots(anchor, case.parameters["vectors"]).exp()
+        losses.append(-(shares[label] / shares.sum()).log())
     return mean(losses)
 
 
@@ -143,7 +148,7 @@ def tuple_loss(case: Case, *, temperature: Temperature, init: float | None = Non
 
 
 def _debiased(
-    case: Case, s: Callable[[int, int], Number], temperature: Temperature, rho: float, beta: float, cosine_floor: bool
+    case: Case, s: Callable[[int, Any], Tensor], temperature: Temperature, rho: float, beta: float, cosine_floor: bool
 ) -> Number:
     """-log(e^+ / (e^+ + G)), G debiased by the class prior rho; negatives weighted by e^{beta s / temperature}."""
     tau = tau_of(case, temperature)
@@ -154,11 +159,11 @@ def _debiased(
         if not count:
             losses.append(total([]))
             continue
-        lowest = -1.0 if cosine_floor else min(s(i, j).item() for j in negatives)
+        scores = s(i, negatives)
+        lowest = -1.0 if cosine_floor else min(scores.tolist())
         floor = count * (torch.tensor(lowest, dtype=torch.float64) / tau).exp()
-        raw = [(beta * s(i, j) / tau).exp() for j in negatives]
-        average = mean(raw)
-        weighted = total(w / average * (s(i, j) / tau).exp() for w, j in zip(raw, negatives, strict=True))
+        raw = (beta * scores / tau).exp()
+        weighted = total(raw / mean(raw) * (scores / tau).exp())
         per_positive = []
         for p in case.positives[i]:
             e = (s(i, p) / tau).exp()
@@ -199,15 +204,14 @@ def align_uniform(
     """
     case, aligned = case.on_sphere(), []
     for i in range(len(case.anchors)):
-        a = case.anchors[i]
-        d_pos = [squared_distance(a, case.candidates[p]) for p in case.positives[i]]
-        if d_pos:
-            aligned.append(mean([d.pow(alpha / 2) for d in d_pos]))
+        d_pos = squared_distances(case.anchors[i], [case.candidates[p] for p in case.positives[i]])
+        if len(d_pos):
+            aligned.append(mean(d_pos.pow(alpha / 2)))
     sides = []
     for pairs in _within_views(case) if uniform_over == "views" else _within_sides(case):
-        potentials = [(-t * squared_distance(x, y)).exp() for x, y in pairs]
-        if potentials:
-            sides.append(mean(potentials).log())
+        if pairs:
+            first, second = (torch.stack(each) for each in zip(*pairs, strict=True))
+            sides.append(mean((-t * (2 - 2 * (first * second).sum(1))).exp()).log())
     return align_weight * mean(aligned) + uniform_weight * mean(sides)
 
 
@@ -271,12 +275,11 @@ def _within_sides(case: Case) -> list[list[tuple[Vector, Vector]]]:
     return [queries, keys]
 
 
-def _conditional(distances: Sequence[Number], temperature: float, kind: str, contrastive_sign: float) -> list[Number]:
+def _conditional(distances: Vector, temperature: float, kind: str, contrastive_sign: float) -> Vector:
     """Weights of CACR Eqs. 3-4: e^{sign t d2}, normalised; reversed flips the sign, uniform forgets the distances."""
     sign = {"contrastive": contrastive_sign, "reversed": -contrastive_sign, "uniform": 0.0}[kind]
-    raw = [(sign * temperature * d).exp() for d in distances]
-    whole = total(raw)
-    return [r / whole for r in raw]
+    raw = (sign * temperature * distances).exp()
+    return raw / raw.sum()
 
 
 def cacr(
@@ -300,7 +303,7 @@ def cacr(
     the no_grad of Algorithm 3. Between pairs of views every row of every view attracts.
     """
 
-    def point_cost(d: Number) -> Number:
+    def point_cost(d: Vector) -> Vector:
         if cost != "euclidean":
             return -((-rbf_t * d).exp())
         return d
@@ -313,11 +316,10 @@ def cacr(
         attracted = [(c, [(j + step * batch) % total_rows for step in range(1, views)])
                      for j, c in enumerate(case.candidates)]  # fmt: skip
     for a, positives in attracted:
-        d_pos = [squared_distance(a, case.candidates[p]) for p in positives[:k]]
+        d_pos = squared_distances(a, [case.candidates[p] for p in positives[:k]])
         pull = _conditional(d_pos, t_pos, positive_weights, +1.0)
-        pull = [w.detach() for w in pull] if detach_weights else pull
-        of_pulls = point_cost if cost == "rbf" else lambda d: d
-        attraction.append(total(w * of_pulls(d) for w, d in zip(pull, d_pos, strict=True)))
+        pull = pull.detach() if detach_weights else pull
+        attraction.append(total(pull * (point_cost(d_pos) if cost == "rbf" else d_pos)))
     for i in case.counted():
         a = case.anchors[i]
         others = [case.candidates[j] for j in case.negatives(i)]
@@ -329,10 +331,10 @@ def cacr(
             here = range(case.side) if i < case.side else range(case.side, len(case.anchors))
             fresh = here if case.side else range(case.among, len(case.anchors))
             others += [case.anchors[m] for m in fresh if case.instances[m] != case.instances[i]]
-        d_neg = [squared_distance(a, c) for c in others]
+        d_neg = squared_distances(a, others)
         push = _conditional(d_neg, t_neg, negative_weights, -1.0)
         if others or cost == "euclidean":
-            repulsion.append(-total(w * point_cost(d) for w, d in zip(push, d_neg, strict=True)))
+            repulsion.append(-total(push * point_cost(d_neg)))
     if cost == "rbf_repulsion" and case.view_pairs and repulsion:
         runs = [case.anchor_runs[i] for i in case.counted()]
         of_runs = [mean([r for r, run in zip(repulsion, runs, strict=True) if run == each]) for each in set(runs)]
@@ -347,9 +349,11 @@ def triplet(case: Case, *, margin: float, mode: str) -> Number:
     """CACR App. B.5: [cost of the positives - cost of the negatives + margin]_+, expected or hardest."""
     case, losses = case.on_sphere(), []
     for i in case.counted():
-        pos = [squared_distance(case.anchors[i], case.candidates[p]) for p in case.positives[i]]
-        neg = [squared_distance(case.anchors[i], case.candidates[j]) for j in case.negatives(i)]
-        if not neg:
+        pos, neg = (
+            squared_distances(case.anchors[i], [case.candidates[j] for j in each])
+            for each in (case.positives[i], case.negatives(i))
+        )
+        if not len(neg):
             losses.append(total([]))
             continue
         gap = max(pos) - min(neg) + margin if mode == "hardest" else mean(pos) - mean(neg) + margin
@@ -373,12 +377,9 @@ def blocks(
     such blocks in cyclic order.
     """
 
-    def block_mean(i: int) -> Vector:
-        points = [case.candidates[p] for p in case.positives[i][:b]]
-        return torch.stack(points).sum(0) / len(points)
-
     losses = []
     anchors = case.counted()
+    mu = {i: torch.stack([case.candidates[p] for p in case.positives[i][:b]]).mean(0) for i in anchors}
     for i in anchors:
         if case.of_block:
             count = len(case.anchors) // case.of_block
@@ -391,11 +392,11 @@ def blocks(
             negatives = set(case.negatives(i))
             cyclic = [m for m in anchors if m > i] + [m for m in anchors if m < i]
             foreign = [m for m in cyclic if negatives >= set(case.positives[m][:b])][:k]
-        v = [dot(case.anchors[i], block_mean(i) - block_mean(m)) for m in foreign]
-        if not v:
+        v = dots(case.anchors[i], [mu[i] - mu[m] for m in foreign])
+        if not foreign:
             losses.append(total([]))
         elif loss == "logistic":
-            losses.append((1 + total((-x).exp() for x in v)).log() / torch.tensor(2.0, dtype=torch.float64).log())
+            losses.append((1 + total((-v).exp())).log() / torch.tensor(2.0, dtype=torch.float64).log())
         else:
             losses.append(ramp(max(1 - x for x in v)))
     return mean(losses)
@@ -432,18 +433,17 @@ def co2(
     """Wei et al. 2021: InfoNCE + weight x symmetric KL of the softmaxes over the negatives of query and positive."""
     tau = tau_of(case, temperature) if consistency_temperature is None else consistency_temperature
     s = similarity_of(case, similarity)
-    between = cosine if similarity == "cosine" else dot  # candidates with candidates
+    rows = case.on_sphere().candidates if similarity == "cosine" else case.candidates
     divergences = []
     for i in case.counted():
         negatives = case.negatives(i)
         if not negatives:
             divergences.append(total([]))
             continue
-        positive = case.candidates[case.positives[i][0]]
-        log_p = log_softmax([s(i, j) for j in negatives], tau)
-        log_q = log_softmax([between(positive, case.candidates[j]) for j in negatives], tau)
-        forward = total(x.exp() * (x - y) for x, y in zip(log_p, log_q, strict=True))
-        backward = total(y.exp() * (y - x) for x, y in zip(log_p, log_q, strict=True))
+        log_p = log_softmax(s(i, negatives), tau)
+        log_q = log_softmax(dots(rows[case.positives[i][0]], [rows[j] for j in negatives]), tau)
+        forward = total(log_p.exp() * (log_p - log_q))
+        backward = total(log_q.exp() * (log_q - log_p))
         divergences.append((forward + backward) / 2)
     base = infonce(case, temperature=temperature, similarity=similarity)
     return base + weight * mean(divergences)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -11,10 +12,11 @@ from dipole.core.conformance.case import (
     Number,
     Vector,
     dot,
+    dots,
     log_softmax,
     mean,
     ramp,
-    squared_distance,
+    squared_distances,
     total,
     unit,
 )
@@ -23,7 +25,7 @@ from dipole.core.conformance.case import (
 def sinkhorn(scores: Sequence[Sequence[float]], epsilon: float, iterations: int) -> list[list[float]]:
     """Codes (B, P) whose rows sum to 1 and whose columns are balanced: rows and columns scaled in turn."""
     rows, columns = len(scores), len(scores[0])
-    q = [[float(torch.tensor(s / epsilon, dtype=torch.float64).exp()) for s in row] for row in scores]
+    q = [[math.exp(s / epsilon) for s in row] for row in scores]
     for _ in range(iterations):
         for p in range(columns):
             mass = sum(q[b][p] for b in range(rows))
@@ -48,7 +50,7 @@ def swav(
     """Caron et al. 2020: an anchor's softmax over the prototypes predicts the codes of its positives, pairs alike."""
     centres = [unit(v) for v in case.parameters["prototypes"]]
     assert len(centres) == prototypes
-    scores = [[dot(u, v).item() for v in centres] for u in map(unit, case.candidates)]
+    scores = [dots(u, centres).tolist() for u in map(unit, case.candidates)]
     of = case.candidate_views if codes == "crop" else [0] * len(scores)
     targets: dict[int, list[float]] = {}
     for view in set(of):
@@ -57,23 +59,21 @@ def swav(
         targets |= {j: q for j, q in zip(own, found, strict=True) if of[j] == view}
     losses = []
     for i in case.counted():
-        z = unit(case.anchors[i])
-        log_prediction = log_softmax([dot(z, v) for v in centres], temperature)
-        losses += [-total(q * x for q, x in zip(targets[p], log_prediction, strict=True)) for p in case.positives[i]]
+        log_prediction = log_softmax(dots(unit(case.anchors[i]), centres), temperature)
+        losses += [-dot(torch.tensor(targets[p], dtype=torch.float64), log_prediction) for p in case.positives[i]]
     return mean(losses)
 
 
 def regression(case: Case) -> Number:
     """Grill et al. 2020, Eq. 2: the squared distance of unit vectors."""
     case = case.on_sphere()
-    return mean([mean([squared_distance(case.anchors[i], case.candidates[p]) for p in case.positives[i]])
+    return mean([mean(squared_distances(case.anchors[i], [case.candidates[p] for p in case.positives[i]]))
                  for i in case.counted()])  # fmt: skip
 
 
-def _deviations(column: Sequence[Number]) -> list[Number]:
-    """Numbers without their mean."""
-    middle = mean(column)
-    return [x - middle for x in column]
+def _deviations(rows: Sequence[Vector]) -> list[Vector]:
+    """The columns of rows, each without its mean."""
+    return [column - mean(column) for column in torch.stack(list(rows)).unbind(1)]
 
 
 def vicreg(
@@ -103,11 +103,10 @@ def vicreg(
     rows.pop(-1, None)
     hinges, squares = [], []
     for members in rows.values():
-        columns = [_deviations([z[j] for z in members]) for j in range(width)]
-        cov = [[total(x * y for x, y in zip(a, b, strict=True)) / max(1, len(members) - 1) for b in columns]
-               for a in columns]  # fmt: skip
+        columns = _deviations(members)
+        cov = [dots(a, columns) / max(1, len(members) - 1) for a in columns]
         hinges.append(mean([ramp(gamma - (cov[j][j] + epsilon).sqrt()) for j in range(width)]))
-        squares.append(total(cov[j][k] ** 2 for j in range(width) for k in range(width) if j != k) / width)
+        squares.append(total(row.square().sum() - row[j] ** 2 for j, row in enumerate(cov)) / width)
     return (
         invariance * mean(near)
         + variance * (2 if reduction == "sum" else 1) * mean(hinges)
@@ -117,7 +116,6 @@ def vicreg(
 
 def barlow_twins(case: Case, *, redundancy: float) -> Number:
     """Zbontar et al. 2021, Eqs. 1-2, variance + 1e-5. Views and positives in turn, weighted by their rows."""
-    width = len(case.anchors[0])
     summed, rows = [], 0
     for run in dict.fromkeys(case.anchor_runs):
         for place in range(max(map(len, case.positives))):
@@ -127,13 +125,11 @@ def barlow_twins(case: Case, *, redundancy: float) -> Number:
             twins = [[case.anchors[i] for i in mine], [case.candidates[case.positives[i][place]] for i in mine]]
             columns = []
             for z in twins:
-                centred = [_deviations([row[j] for row in z]) for j in range(width)]
-                columns.append([[x / (mean([y * y for y in c]) + 1e-5).sqrt() for x in c] for c in centred])
+                columns.append([c / (mean(c * c) + 1e-5).sqrt() for c in _deviations(z)])
             off = []
             for j, a in enumerate(columns[0]):
-                for k, b in enumerate(columns[1]):
-                    c = mean([x * y for x, y in zip(a, b, strict=True)])
-                    off.append((1 - c) ** 2 if j == k else redundancy * c**2)
+                c = dots(a, columns[1]) / len(mine)
+                off.append((1 - c[j]) ** 2 + redundancy * (c.square().sum() - c[j] ** 2))
             summed.append(len(mine) * total(off))
             rows += len(mine)
     return total(summed) / max(rows, 1)

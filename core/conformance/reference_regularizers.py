@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from dipole.core.conformance.case import Case, Number, Vector, dot, mean, norm, ramp, total, unit
+from dipole.core.conformance.case import Case, Number, Vector, dot, dots, mean, norm, ramp, total, unit
 
 
 def distance_polarization(case: Case, *, delta_pos: float, delta_neg: float, reduction: str = "mean") -> Number:
@@ -15,11 +15,8 @@ def distance_polarization(case: Case, *, delta_pos: float, delta_neg: float, red
     for i in range(len(case.anchors)):
         others = case.negatives(i) + ([] if case.views else case.positives[i])
         pairs += len(others)
-        penalties = []
-        for j in others:
-            d = (1 - dot(case.anchors[i], case.candidates[j])) / 2
-            penalties.append(ramp((d - delta_pos) * (delta_neg - d)))
-        sums.append(total(penalties))
+        d = (1 - dots(case.anchors[i], [case.candidates[j] for j in others])) / 2
+        sums.append(total(ramp((d - delta_pos) * (delta_neg - d))))
     if reduction == "mean":
         return total(sums) / max(pairs, 1)
     if reduction == "sum":
@@ -35,7 +32,7 @@ def singular_values(columns: Sequence[Vector], sweeps: int = 12) -> list[Number]
             for q in range(p + 1, len(columns)):
                 x, y = columns[p], columns[q]
                 gamma = dot(x, y)
-                if gamma.abs() <= 1e-17 * norm(x) * norm(y):
+                if gamma.abs() <= 1e-15 * norm(x) * norm(y):
                     continue
                 zeta = (dot(y, y) - dot(x, x)) / (2 * gamma)
                 tangent = (1.0 if zeta >= 0 else -1.0) / (zeta.abs() + (1 + zeta * zeta).sqrt())
@@ -74,8 +71,7 @@ def low_dimensional_reconstruction(
     errors = []
     for anchor in case.anchors:
         x = anchor / dot(anchor, anchor).sqrt() if features == "unit" else anchor
-        low = [dot(row, x) for row in rows]
-        back = torch.stack([total(column[r] * low[r] for r in range(len(rows))) for column in columns])
+        back = dots(dots(x, rows), columns)
         errors.append(dot(back - x, back - x))
     lengths = singular_values(columns) if norm == "nuclear" else [dot(c, c).sqrt() for c in columns]
     size = total(lengths)
