@@ -51,7 +51,7 @@ def bench(parser: argparse.ArgumentParser) -> Runner:
         if a.all and a.suite:
             parser.error(f"--all runs every shipped suite: leave out {a.suite!r}, or --all")
         if a.all and a.engine != "local":
-            parser.error("--all runs on this machine; give --engine a SUITE at a time")
+            parser.error("--all runs on this machine. Give --engine a SUITE at a time")
         if a.all and given:
             parser.error(f"{', '.join(given)} cannot be used with --all")
         if a.effect is not None and not (a.plan and a.suite):
@@ -140,7 +140,7 @@ def demo(parser: argparse.ArgumentParser) -> Runner:
 
 
 def _json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON object; other messages go to stderr")
+    parser.add_argument("--json", action="store_true", help="print one JSON object (other messages go to stderr)")
 
 
 def _running(parser: argparse.ArgumentParser) -> None:

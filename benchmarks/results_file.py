@@ -299,7 +299,7 @@ def merged(one: StoredSuite, other: StoredSuite, replaces: bool = False) -> tupl
         jobs = {job.hash: job for job in (*mine.jobs, *theirs.jobs)}
     new = [run.record for name, run in other.runs.items() if name not in runs]
     foreign = strangers([run.record for run in runs.values()], new) if new else {}
-    left = [f"run {name} of {mine.name} {why}; keep it in another folder" for name, why in foreign.items()]
+    left = [f"run {name} of {mine.name} {why}. Keep it in another folder" for name, why in foreign.items()]
     for name, run in other.runs.items():
         if name in foreign:
             continue

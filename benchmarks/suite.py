@@ -66,8 +66,8 @@ class MethodRow(Settings):
     method: str
     objective: str
     group: str | None = None
-    columns: tuple[str, ...] | None = Field(None, description="only these columns; default all")
-    base: str | None = Field(None, description="label of the row this one is tested against; default the suite's base")
+    columns: tuple[str, ...] | None = Field(None, description="only these columns (default all columns)")
+    base: str | None = Field(None, description="label of the row this one is tested against (default the suite's base)")
     control: bool = Field(False, description="a row of ours that no paper prints: its printed numbers stay empty")
     recipe: str | None = None
     set: tuple[str, ...] = ()

@@ -25,7 +25,7 @@ def wiki3029(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("--seed", type=int, default=0, help="which articles and sentences are taken (default: 0)")
     parser.add_argument(
         "--lines", dest="unit", action="store_const", const="sentences", default="documents",
-        help="a line of a text file is a sentence; default: text to be cut into them",
+        help="a line of a text file is a sentence (by default the text is cut into sentences)",
     )  # fmt: skip
     parser.add_argument("--encoding", default="utf-8", help="of text files (default: utf-8)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

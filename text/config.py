@@ -189,17 +189,17 @@ class TextSettings(Settings):
         if self.expand and (self.vectors is None or self.channels == "fixed" or self.encoder == "transformer"):
             problems.append("expand needs vectors and trained word embeddings")
         if self.vectors is not None and self.channels == "trained" and not self.expand:
-            problems.append("vectors has no effect with channels 'trained'; use channels 'fixed' or 'both', or expand")
+            problems.append("vectors has no effect with channels 'trained'. Use channels 'fixed' or 'both', or expand")
         if self.encoder == "gru" and self.direction != "uni" and self.hidden_size % 2:
             problems.append(
-                f"hidden_size {self.hidden_size} cannot be halved for direction {self.direction!r}; choose an even one"
+                f"hidden_size {self.hidden_size} cannot be halved for direction {self.direction!r}. Choose an even one"
             )
         if self.encoder == "transformer" and self.channels != "trained":
             problems.append("channels has no effect with encoder 'transformer'")
         if self.classifiers and not self.held_out:
-            problems.append("classifiers are tested on held-out sentences; set held_out above 0")
+            problems.append("classifiers are tested on held-out sentences. Set held_out above 0")
         if self.losses and not self.held_out:
-            problems.append("losses are those of held-out sentences; set held_out above 0")
+            problems.append("losses are those of held-out sentences. Set held_out above 0")
         if self.tokenizer != "words" and self.vectors is not None:
             problems.append("vectors needs tokenizer 'words'")
         for key, other, value in (
@@ -232,10 +232,10 @@ class TextSettings(Settings):
         problems = []
         if self.pairs == "views":
             if self.sides == 2:
-                problems.append("views are two passes through one encoder; leave sides out, or set sides = 1")
+                problems.append("views are two passes through one encoder. Leave sides out, or set sides = 1")
             if not self.dropout and (self.encoder != "transformer" or self.transformer is None):
                 problems.append(
-                    "views differ by their dropout masks alone, and dropout is 0: both would be the same; set "
+                    "views differ by their dropout masks alone, and dropout is 0: both would be the same. Set "
                     "text.dropout, for example 0.1"
                 )
         if self.pairs == "columns":

@@ -48,7 +48,7 @@ class Data(ABC):
         held = self.split(part, validation)[1]
         if validation and not len(held):
             raise ConfigError(
-                f"train.validation_share {validation:g} sets no {self.row} of {self.config.corpus} aside; raise it, or "
+                f"train.validation_share {validation:g} sets no {self.row} of {self.config.corpus} aside. Raise it, or "
                 f"leave train.evaluate_on out"
             )
         if self.count_points(held) == 1:
@@ -120,7 +120,7 @@ class RunningText(Data):
                 f"lower text.held_out and text.development."
             )
         if batch_size < 2:
-            raise ConfigError("train.batch_size 1 leaves a sentence without its neighbours; set it to 2 or more")
+            raise ConfigError("train.batch_size 1 leaves a sentence without its neighbours. Set it to 2 or more")
         if (config.held_out or validation) and is_loud and not self.sentences.has_neighbours(held_rows):
             warn(
                 f"of {config.corpus} no two neighbouring sentences are held out: next sentences are not measured, or "

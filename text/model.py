@@ -244,7 +244,7 @@ def build_transformer(
     if built.model.config.vocab_size < vocabulary:
         raise ConfigError(
             f"text.transformer = {source!r} knows {built.model.config.vocab_size} tokens, the tokenizer has "
-            f"{vocabulary}; give the tokenizer that belongs to it"
+            f"{vocabulary}. Give the tokenizer that belongs to it"
         )
     try:
         with torch.enable_grad():

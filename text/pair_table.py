@@ -212,7 +212,7 @@ def read_pairs(
         rows = located_rows(source, split, encoding, READER)
         counts = _read(writer, islice(rows, limit), source, columns, label, tell)
         if not unchanged():
-            raise DataError(f"{source} was changed while it was read. Nothing is cached; start again later.")
+            raise DataError(f"{source} was changed while it was read. Nothing is cached. Start again later.")
         return counts
 
     def build(folder: Path) -> None:

@@ -14,7 +14,7 @@ SETS: dict[str, DataSet | Built] = {
     ),
     "senteval": DataSet(
         "SentEval's transfer and STS tasks, tokenized as its scripts do (Conneau & Kiela 2018)",
-        "each task has its own, most for research alone; see the pages of their authors",
+        "each task has its own, most for research alone. See the pages of their authors",
         "https://github.com/facebookresearch/SentEval",
         # Nobody has published a checksum of this archive.
         (RemoteFile("https://huggingface.co/datasets/princeton-nlp/datasets-for-simcse/resolve/main/senteval.tar"),),

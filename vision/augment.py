@@ -43,7 +43,7 @@ class Operations(Settings):
     grey: Probability = Field(0.2, description="probability of greyscale")
     blur: Probability = Field(0.0, description="probability of a Gaussian blur")
     blur_sigma: Range = Field((0.1, 2.0), description="range of its standard deviation in pixels")
-    blur_kernel: int | None = Field(None, ge=3, description="its odd width in pixels; default: a tenth of the size")
+    blur_kernel: int | None = Field(None, ge=3, description="its odd width in pixels (default a tenth of the size)")
     solarize: Probability = Field(0.0, description="probability of a solarization, after the blur")
     solarize_threshold: int = Field(128, ge=0, le=256, description="values of 0 to 255 from which it inverts")
 
@@ -79,7 +79,7 @@ class AugmentConfig(Operations):
     size: int | None = Field(
         None,
         ge=4,
-        description="side of the views in pixels; default: that of a hub encoder's processor, else the images' own",
+        description="side of the views in pixels (default that of a hub encoder's processor, else the images' own)",
     )
     view: dict[str, ViewConfig] = Field(
         default_factory=dict, description="settings that differ for one view, by number from 1: vision.augment.view.2"

@@ -32,12 +32,12 @@ class CaptionConfig(Settings):
         "the text part of an image model (CLIP, SigLIP), else mean",
     )
     max_length: int | None = Field(
-        None, ge=2, description="captions are truncated to this many tokens; default the limit of model and tokenizer"
+        None, ge=2, description="captions are truncated to this many tokens (default the limit of model and tokenizer)"
     )
     freeze: FreezeSetting = Field("none", description=FREEZE_HELP)
     lora: LoraTable | None = Field(None, description=LORA_HELP)
     weights: backbone.Weights | None = Field(None, description=WEIGHTS_HELP)
-    revision: str | None = Field(None, description="branch, tag or commit; default main")
+    revision: str | None = Field(None, description="branch, tag or commit (default main)")
     prompt: str = Field(
         "a photo of a {}.", description="caption of a class, for zero-shot classification of labelled probe images"
     )
@@ -157,7 +157,7 @@ def _tokenizer(source: backbone.NetworkSource, config: Any) -> Any:
     tokenizer = backbone.tokenizer(source)
     if len(tokenizer) > config.vocab_size:
         raise source.error(
-            f"its tokenizer has {len(tokenizer)} tokens, {config.model_type} knows {config.vocab_size}; give a model "
+            f"its tokenizer has {len(tokenizer)} tokens, {config.model_type} knows {config.vocab_size}. Give a model "
             "and a tokenizer that belong together"
         )
     tokenizer.padding_side = "right"

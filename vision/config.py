@@ -30,7 +30,7 @@ class CheckedSettings(VisionSettings):
 
     method: FrameworkName = DEFAULT
     views: int | None = Field(
-        None, ge=1, le=MOST_VIEWS, description=f"views per image, K + 1; default 2, and 1 for {' and '.join(SINGLE)}"
+        None, ge=1, le=MOST_VIEWS, description=f"views per image, K + 1 (default 2, and 1 for {' and '.join(SINGLE)})"
     )
     negatives: int | None = Field(
         None, ge=1, description="; ".join(_negatives(name, framework) for name, framework in FRAMEWORKS.items())
@@ -80,7 +80,7 @@ class CheckedSettings(VisionSettings):
             )
         for name, value in (("columns", "columns"), ("caption", "columns"), ("images_per_class", "labels")):
             if getattr(self, name) is not None and self.pairs != value:
-                problems.append(f"{name} has no effect with pairs {self.pairs!r}; set vision.pairs = {value!r}")
+                problems.append(f"{name} has no effect with pairs {self.pairs!r}. Set vision.pairs = {value!r}")
         if self.pairs == "columns" and self.caption is not None:
             if not self.framework.reads_captions:
                 problems.append(f"method {self.method!r} has no encoder for captions. Set method = {CAPTIONED[0]!r}")
@@ -108,7 +108,7 @@ class CheckedSettings(VisionSettings):
             problems.append(f"negatives has no effect with method {self.method!r}; {framework.without_negatives}")
         if self.encoder.projector != "mlp":
             problems += [
-                f"encoder.{name} has no effect with projector {self.encoder.projector!r}; choose projector = 'mlp'"
+                f"encoder.{name} has no effect with projector {self.encoder.projector!r}. Choose projector = 'mlp'"
                 for name in ("projector_layers", "projector_norm")
                 if getattr(self.encoder, name) is not None
             ]

@@ -39,18 +39,18 @@ class DataConfig(Settings):
         None, description="source of the images for pretraining, if it is another; for example WebVision v1"
     )
     pretrain_split: str | None = Field(
-        None, description="the split for pretraining, such as 'unlabeled' or 'train+unlabeled'; default train_split"
+        None, description="the split for pretraining, such as 'unlabeled' or 'train+unlabeled' (default train_split)"
     )
     pretrain_classes: str | None = Field(
         None, description="as classes, for the images of `pretrain`; labels are only used for imbalance and statistics"
     )
     image_column: str | None = Field(
-        None, description="of a table: the column of images; default one called image or img, else the first of images"
+        None, description="of a table: the column of images (default one called image or img, else the first of images)"
     )
     label_column: str | None = Field(
         None,
-        description="of a table, or of the metadata.csv of a folder: the column of classes; default one called label, "
-        "labels, class, target or y, or one of class labels",
+        description="of a table, or of the metadata.csv of a folder: the column of classes (default one called label, "
+        "labels, class, target or y, or one of class labels)",
     )
     train_share: float = Field(0.6, gt=0, lt=1, description="share for training if the source has no test part")
     limit: int | None = Field(None, ge=2, description="at most this many training images, a seeded sample")
@@ -65,7 +65,7 @@ class DataConfig(Settings):
         None, description="imagenet100, or a file with one class name per line; other classes are left out"
     )
     size: int | None = Field(
-        None, ge=4, description="short side after decoding, then a centred square; default: as stored"
+        None, ge=4, description="short side after decoding, then a centred square (default: as stored)"
     )
     streaming: bool = Field(
         False,
@@ -73,7 +73,7 @@ class DataConfig(Settings):
         "`pretrain` if set, else `source`",
     )
     length: int | None = Field(
-        None, ge=2, description="of a stream: use its first images, without counting or labels; default: all"
+        None, ge=2, description="of a stream: use its first images, without counting or labels (default all images)"
     )
     buffer: int = Field(
         4096, ge=1, description="of a stream: images among which the order is shuffled, shard after shard"
@@ -227,7 +227,7 @@ def check_same_shape(one: tuple[str, ImageSet], other: tuple[str, ImageSet]) -> 
     if images.images.shape[1:] != other_images.images.shape[1:]:
         raise DataError(
             f"the {name} have shape {tuple(images.images.shape[1:])}, the {other_name} "
-            f"{tuple(other_images.images.shape[1:])}; set vision.data.size to bring both to one."
+            f"{tuple(other_images.images.shape[1:])}. Set vision.data.size to bring both to one."
         )
 
 

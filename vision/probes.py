@@ -70,13 +70,13 @@ class OnlineConfig(Settings):
 
     optimizer: Literal["sgd", "adam"] = Field("adam", description="the probe's own optimizer")
     learning_rate: float = Field(1e-3, gt=0, description="of the probe, constant")
-    momentum: float | None = Field(None, ge=0, lt=1, description="sgd only; default 0.9")
+    momentum: float | None = Field(None, ge=0, lt=1, description="sgd only (default 0.9)")
     weight_decay: float = Field(0.0, ge=0, description="of the probe")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.optimizer == "adam" and self.momentum is not None:
-            raise ValueError("momentum has no effect with optimizer 'adam'; use sgd")
+            raise ValueError("momentum has no effect with optimizer 'adam'. Use sgd")
         return self
 
 
@@ -96,16 +96,16 @@ class ProbeConfig(Settings):
         "convex", description="of the linear probe and of the tasks' trained layer; sgd, adam: the papers'"
     )
     epochs: int = Field(100, ge=1, description="of the solvers sgd and adam")
-    batch_size: int | None = Field(None, ge=1, description="of the linear probe; default 256 with sgd, 128 with adam")
-    learning_rate: float | None = Field(None, gt=0, description="of the same; default 30 with sgd, 1e-3 with adam")
+    batch_size: int | None = Field(None, ge=1, description="of the linear probe (default 256 with sgd, 128 with adam)")
+    learning_rate: float | None = Field(None, gt=0, description="of the same (default 30 with sgd, 1e-3 with adam)")
     weight_decay: float = Field(0.0, ge=0, description="of the same")
     schedule: Literal["step", "cosine"] = Field("step", description="of the same")
     milestones: tuple[int, ...] | None = Field(
-        None, description="of the same: epochs at which the rate is multiplied by decay; default 60 % and 80 % of them"
+        None, description="of the same: epochs at which the rate is multiplied by decay (default 60 % and 80 % of them)"
     )
-    decay: float | None = Field(None, gt=0, le=1, description="of the same; default 0.1 with sgd, 0.2 with adam")
+    decay: float | None = Field(None, gt=0, le=1, description="of the same (default 0.1 with sgd, 0.2 with adam)")
     crops: CropsConfig | None = Field(
-        None, description="train the linear probe on random crops, solvers sgd and adam; default on fixed features"
+        None, description="train the linear probe on random crops, solvers sgd and adam (default on fixed features)"
     )
     labels_per_class: int = Field(5, ge=1, description="of the few-shot probe and of the tasks' few-label means")
     draws: int = Field(5, ge=1, description="of the same two")
@@ -116,11 +116,11 @@ class ProbeConfig(Settings):
         False, description="also write pictures/step-N.png: a query with its positives and negatives (CACR Fig. 6, 7)"
     )
     positives: int | None = Field(
-        None, ge=1, le=MOST_VIEWS - 1, description="of that picture's query; default: as many as in training"
+        None, ge=1, le=MOST_VIEWS - 1, description="of that picture's query (default as many as in training)"
     )
     projection: Projection = Field("tsne", description="of that picture's map")
     online: OnlineConfig | None = Field(
-        None, description="train a linear probe during the run and log its accuracy; default none"
+        None, description="train a linear probe during the run and log its accuracy (default none)"
     )
     device: ProbeDevice = Field("auto", description=PROBE_DEVICE_HELP)
     baselines: bool = Field(False, description="also probe the untrained encoder and the raw pixels")

@@ -18,7 +18,7 @@ class Entries(dict[str, T]):
     def add(self, name: str, entry: T) -> None:
         """Add an entry. Raise RegistryError if its name is taken."""
         if name in self:
-            raise RegistryError(f"there is already {self.kind} {name!r}; choose another name.")
+            raise RegistryError(f"there is already {self.kind} {name!r}. Choose another name.")
         self[name] = entry
 
     def register(self, name: str) -> Callable[[T], T]:

@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--dtypes", nargs="+", choices=dtypes, default=dtypes, help="default all")
     add("--only", default="", help="measure only the libraries that match this regular expression")
     add("--minutes", type=float, default=7.0, help="nothing begins after them (default 7)")
-    add("--out", type=Path, help="JSON file; default results/gpu-DEVICE.json if a GPU is measured")
+    add("--out", type=Path, help="JSON file (default results/gpu-DEVICE.json if a GPU is measured)")
     options = parser.parse_args(arguments)
     device, out = options.device, options.out
     rows, widths = options.rows or ROWS[device.type], options.widths or WIDTHS[device.type]

@@ -226,15 +226,15 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[128, 512])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--allocator", choices=("kept", "system"), default="kept", help="default kept; see above")
+    parser.add_argument("--allocator", choices=("kept", "system"), default="kept", help="default kept (see above)")
     parser.add_argument("--device", type=torch.device, default="cpu", help="of the updates")
     parser.add_argument("--out", type=Path, default=RESULTS / "rl.json")
     options = parser.parse_args()
     parts, device = options.parts, options.device
     if options.peer is not None and not (options.peer / "curl_sac.py").is_file():
-        parser.error(f"--peer {options.peer} has no curl_sac.py; give a checkout of MishaLaskin/curl")
+        parser.error(f"--peer {options.peer} has no curl_sac.py. Give a checkout of MishaLaskin/curl")
     if options.allocator == "kept" and not keep_freed_memory():
-        parser.error("--allocator kept needs glibc; use --allocator system")
+        parser.error("--allocator kept needs glibc. Use --allocator system")
     torch.set_num_threads(options.threads)
     name, unit = f"{processor_name()} ({torch.backends.cpu.get_cpu_capability()})", "processor milliseconds"
     if device.type == "cuda":

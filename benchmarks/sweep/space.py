@@ -84,7 +84,7 @@ def _check_bounds(key: str, kind: str, values: tuple[Value, ...]) -> None:
     if low >= high:
         raise ConfigError(f"--space {key}: the first number must be below the second, got {low} and {high}.")
     if kind.startswith("log") and low <= 0:
-        raise ConfigError(f"--space {key}: {kind} needs numbers above 0, got {low}; use {kind[3:] or 'uniform'}.")
+        raise ConfigError(f"--space {key}: {kind} needs numbers above 0, got {low}. Use {kind[3:] or 'uniform'}.")
     if kind.endswith("int") and not all(float(each).is_integer() for each in numbers):
         raise ConfigError(f"--space {key}: {kind} needs whole numbers, got {low} and {high}.")
 

@@ -129,7 +129,7 @@ def add_runs(parser: argparse.ArgumentParser, meaning: str = "where hashes are l
 def to_path(text: str) -> Path:
     """Parse a path. Refuse an empty one, as from a variable without a value."""
     if not text:
-        raise argparse.ArgumentTypeError("is empty; name a file, or . for this folder")
+        raise argparse.ArgumentTypeError("is empty. Name a file, or . for this folder")
     return Path(text)
 
 

@@ -45,7 +45,7 @@ _OF_NO_GRADIENT = (*_OF_A_GRADIENT, "descent", "large norms")
 def matches_reference(subject: Subject) -> str:
     """Value and gradient equal an independent float64 reference (loops from the formula) to 1e-9."""
     if subject.truth is None:
-        raise Skipped("no reference is known; name one with --reference")
+        raise Skipped("no reference is known. Name one with --reference")
     worst, refused = 0.0, []
     for layout in subject.layouts:
         instance, leaves = subject.make(layout), layout.leaves()
@@ -178,7 +178,7 @@ def _against_truth(
     layout = subject.batch(ROWS, COLUMNS)
     true = truth_of(subject, layout, leaves, temperature)
     if not true.finite:
-        raise Skipped("the float64 truth itself is not finite; name a reference")
+        raise Skipped("the float64 truth itself is not finite. Name a reference")
     found = subject.result(subject.make(layout, torch.float32, temperature=temperature), layout, leaves)
     demand_finite(found, where)
     off = relative(found.value, true.value, 1e-3), gradient_error(found, true, 1e-3)

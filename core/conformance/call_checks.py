@@ -84,7 +84,7 @@ def _way_out(subject: Subject) -> str:
                 flags += ["--labels CLASSES"] * (needs.labels != subject.needs.labels and needs.labels is not None)
                 flags += ["--scores"] * (needs.scores and not subject.needs.scores)
                 return f". It can be called with {' '.join(flags)}"
-    return ". It is called as loss(a, b); see --dim, --labels and --scores"
+    return ". It is called as loss(a, b). See --dim, --labels and --scores"
 
 
 @check("identical points", "finite if all points are equal")
@@ -127,7 +127,7 @@ def survives_one_anchor(subject: Subject) -> str:
 def survives_without_negatives(subject: Subject) -> str:
     """Without negatives each term is finite. A term that needs them is 0, with a note."""
     if not subject.takes_pairs:
-        raise Skipped("loss(a, b) has no way to say so; see one anchor")
+        raise Skipped("loss(a, b) has no way to say so. See one anchor")
     layout = subject.batch(1)
     instance = subject.make(layout, torch.float32)
     result = subject.result(instance, layout, layout.leaves(torch.float32))

@@ -78,7 +78,7 @@ def as_sample(values: ArrayLike) -> Array:
     if sample.ndim != 1 or sample.size == 0:
         raise DataError(f"a sample is a non-empty list of finite numbers, got shape {sample.shape}.")
     if not np.isfinite(sample).all():
-        raise DataError("a sample is a list of finite numbers, got nan or infinite values; leave failed runs out.")
+        raise DataError("a sample is a list of finite numbers, got nan or infinite values. Leave failed runs out.")
     return sample
 
 

@@ -42,7 +42,7 @@ def check_features(x: Any, name: str) -> Tensor:
 def check_labels(y: Any, rows: int | None, device: torch.device, name: str) -> Tensor:
     """Return integer labels, one per row. `rows` None allows any number."""
     if y is None:
-        raise DataError(f"{name} is missing: this probe needs labels; use a labelled split or switch the probe off")
+        raise DataError(f"{name} is missing: this probe needs labels. Use a labelled split or switch the probe off")
     tensor = whole(as_tensor(name, y, "(n,)", DataError))
     real = not (tensor.is_floating_point() or tensor.is_complex())
     if not real or tensor.ndim != 1 or rows not in (None, len(tensor)):

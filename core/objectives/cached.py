@@ -74,7 +74,7 @@ class Cached(nn.Module):
         if self._pairs is not None:
             embeddings = [self._pairs(*embeddings, **given)]
         elif given:
-            raise PairsError(f"{', '.join(given)}: only a function `pairs` takes more than views; give one to cached.")
+            raise PairsError(f"{', '.join(given)}: only a function `pairs` takes more than views. Give one to cached.")
         elif isinstance(self.objective, Composite) and not all(isinstance(each, Tensor) for each in embeddings):
             raise PairsError(
                 f"{type(self.encoder).__name__} returned a {type(embeddings[0]).__name__}, not embeddings (rows, d): "

@@ -220,7 +220,7 @@ def _by_hand(pairs: Pairs) -> _Part:
     """Return the part for pairs with user-defined indices. Each rank's indices refer to its own candidates."""
     if pairs.layout is not None:
         raise PairsError(
-            "Pairs that were changed after a constructor made them are of this rank's rows alone; change them where "
+            "Pairs that were changed after a constructor made them are of this rank's rows alone. Change them where "
             "all ranks' rows are seen: EncodedBatch(rows, lambda rows: Pairs.cross(...).without(...))."
         )
     rows, apart = (

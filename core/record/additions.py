@@ -51,7 +51,7 @@ def add_results(folder: Path, record: RunRecord, values: dict[str, float], sourc
     """Add results to a run, or replace added ones. The record itself does not change."""
     if own := sorted(values.keys() & record.results.keys()):
         raise ConfigError(
-            f"{', '.join(own)} was measured by the run itself; choose another name for another measurement."
+            f"{', '.join(own)} was measured by the run itself. Choose another name for another measurement."
         )
     new = {name: AddedResult(value=value, source=source, time=now()) for name, value in values.items()}
     found = Additions(results=read_additions(folder).results | new)

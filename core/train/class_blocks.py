@@ -47,7 +47,7 @@ class ClassBlocks:
         if not self.members:
             most = int(np.unique(self.labels, return_counts=True)[1].max(initial=0))
             raise DataError(
-                f"no class has {counted(self.size, 'member')} for a block, at most {most}; choose a smaller block."
+                f"no class has {counted(self.size, 'member')} for a block, at most {most}. Choose a smaller block."
             )
 
     @cached_property

@@ -196,7 +196,7 @@ def compute_loss(
     if model is not None:
         if hasattr(model, "objective") and model.objective is not built:
             raise ConfigError(
-                f"{type(model).__name__} has a part `objective` already; give compute_loss another model."
+                f"{type(model).__name__} has a part `objective` already. Give compute_loss another model."
             )
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         model.add_module("objective", built.to(device))

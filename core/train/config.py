@@ -107,8 +107,8 @@ class TrainConfig(Settings):
     optimizer: Literal["adam", "adamw", "sgd", "lars"] = Field(default="adam", description="what takes the steps")
     learning_rate: float = Field(default=1e-3, gt=0, description="peak learning rate")
     weight_decay: float = Field(default=0.0, ge=0, description="of the optimizer; learned temperatures have none")
-    betas: tuple[float, float] | None = Field(default=None, description="adam and adamw only; default (0.9, 0.999)")
-    momentum: float | None = Field(default=None, ge=0, lt=1, description="sgd and lars only; default 0.9")
+    betas: tuple[float, float] | None = Field(default=None, description="adam and adamw only (default (0.9, 0.999))")
+    momentum: float | None = Field(default=None, ge=0, lt=1, description="sgd and lars only (default 0.9)")
     schedule: RateSchedule | dict[str, Any] = Field(
         default="constant",
         description="of the learning rate: constant, cosine or step; as a table [train.schedule] also of weights and "
@@ -117,7 +117,7 @@ class TrainConfig(Settings):
     milestones: tuple[float, ...] | None = Field(
         default=None, description="step schedule only: where the rate is multiplied by decay"
     )
-    decay: float | None = Field(default=None, gt=0, le=1, description="step schedule only; default 0.1")
+    decay: float | None = Field(default=None, gt=0, le=1, description="step schedule only (default 0.1)")
     warmup: float = Field(default=0.0, ge=0, description="linear warm-up from 0")
     clip: float | None = Field(
         default=None, gt=0, description="largest gradient norm (over all parameters); none by default"
@@ -150,14 +150,16 @@ class TrainConfig(Settings):
         description="what evaluations before the end are of: validation sets validation_share of the training data "
         "aside for them, and the test part is looked at once, at the end",
     )
-    evaluate_every: int | None = Field(default=None, ge=1, description="period of evaluation; default only at the end")
+    evaluate_every: int | None = Field(
+        default=None, ge=1, description="period of evaluation (default: only at the end)"
+    )
     best_by: str | None = Field(
         default=None,
         description="keep the weights of the evaluation where this result was largest, or smallest for -NAME, such as "
-        "senteval/STSBenchmark-cosine/dev/spearman; default the last weights",
+        "senteval/STSBenchmark-cosine/dev/spearman (default the last weights)",
     )
     checkpoint_every: int | None = Field(
-        default=None, ge=1, description="period of checkpoints; default 1 epoch or 1000 steps"
+        default=None, ge=1, description="period of checkpoints (default 1 epoch or 1000 steps)"
     )
     log_every: int = Field(default=10, ge=1, description="steps per line of metrics.jsonl")
 
@@ -213,23 +215,23 @@ class TrainConfig(Settings):
             problems.append(both if self.epochs else "give epochs or steps")
         if self.optimizer in ("adam", "adamw"):
             if self.momentum is not None:
-                problems.append(f"momentum has no effect with optimizer {self.optimizer!r}; use sgd or lars, or betas")
+                problems.append(f"momentum has no effect with optimizer {self.optimizer!r}. Use sgd or lars, or betas")
             if self.betas is not None and not all(0 <= beta < 1 for beta in self.betas):
                 problems.append(f"betas must lie in [0, 1), got {list(self.betas)}")
         elif self.betas is not None:
-            problems.append(f"betas has no effect with optimizer {self.optimizer!r}; use momentum")
+            problems.append(f"betas has no effect with optimizer {self.optimizer!r}. Use momentum")
         if self.rate_schedule == "step":
             if not self.milestones or list(self.milestones) != sorted(self.milestones) or self.milestones[0] < 0:
                 problems.append("schedule 'step' needs milestones in increasing order, such as [60, 80]")
         elif self.milestones is not None or self.decay is not None:
             problems.append(
-                f"milestones and decay have no effect with schedule {self.rate_schedule!r}; use schedule 'step'"
+                f"milestones and decay have no effect with schedule {self.rate_schedule!r}. Use schedule 'step'"
             )
         if self.best_by is not None and self.evaluate_every is None:
-            problems.append("best_by chooses among the evaluations of a run; set evaluate_every")
+            problems.append("best_by chooses among the evaluations of a run. Set evaluate_every")
         if self.part == "test" and self.validation_share != type(self).model_fields["validation_share"].default:
             problems.append(
-                "validation_share has no effect with evaluate_on 'test'; use evaluate_on 'validation', or "
+                "validation_share has no effect with evaluate_on 'test'. Use evaluate_on 'validation', or "
                 "evaluate_every with curves_on 'validation'"
             )
         if self.curves_on == "test" and (self.evaluate_on == "validation" or self.evaluate_every is None):

@@ -22,7 +22,7 @@ FREEZE_HELP = (
     "what of a model of transformers learns nothing and stays in evaluation mode: none, backbone (all of it), or so "
     "many of its first layers or stages with what embeds before them"
 )
-WEIGHTS_HELP = "of a model of transformers; default: pretrained where there are weights, else random"
+WEIGHTS_HELP = "of a model of transformers (default: pretrained where there are weights, else random)"
 LORA_HELP = "low-rank adapters learn instead of the weights of a model of transformers (extra: lora)"
 
 
@@ -35,8 +35,8 @@ class LoraTable(Settings):
     targets: tuple[str, ...] | None = Field(
         None,
         min_length=1,
-        description="ends of names of the layers they stand beside, such as [query, value]; default: every linear map "
-        "of the model's layers, or every convolution where there is none",
+        description="ends of names of the layers they stand beside, such as [query, value] (default every linear map "
+        "of the model's layers, or every convolution where there is none)",
     )
 
 

@@ -122,7 +122,7 @@ def launch(config: RunConfig) -> Processes:
 def _place(here: Launched, device: torch.device) -> None:
     """Choose this process's GPU or threads, and export its rank to torch."""
     if device.type == "mps":
-        raise ConfigError("device: mps trains in one process; start it without a launcher, or use device = cpu.")
+        raise ConfigError("device: mps trains in one process. Start it without a launcher, or use device = cpu.")
     if device.index is not None:
         raise ConfigError(
             f'device: "{device}" is one GPU, but each of the {here.size} processes takes its own. Use device = "cuda".'

@@ -70,7 +70,7 @@ class Encoding:
         if self._asked and not self._was_used:
             raise ConfigError(
                 f"train.{self._asked[0]}: has no effect in this domain, as its embed calls none of the modules that "
-                "Adapter.encoders names; leave it out, or let encoders return those that embed calls."
+                "Adapter.encoders names. Leave it out, or let encoders return those that embed calls."
             )
 
     def _noting(self, forward: Forward) -> Forward:

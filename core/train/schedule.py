@@ -74,7 +74,7 @@ class Interpolation:
 
     def check(self, length: float) -> None:
         if self.shape == "exponential" and not self.values[0] * self.values[1] > 0:
-            raise ValueError("exponential goes between two numbers above 0; use linear")
+            raise ValueError("exponential goes between two numbers above 0. Use linear")
         times = self.times(length)
         if any(b <= a for a, b in pairwise(times)) or not 0 <= times[0] <= times[-1] <= length:
             raise ValueError(f"times must rise and lie in the run, 0 <= start < end <= {length:g}")
@@ -197,7 +197,7 @@ def _check_values(found: Target, curve: Interpolation) -> None:
         names = ", ".join(sorted(derived))
         raise ValueError(
             f"{found.term.registered_name()} computes {names} from it when it is built, so it cannot "
-            "change afterwards; keep the option alone as an attribute and compute the rest where it is used"
+            "change afterwards. Keep the option alone as an attribute and compute the rest where it is used"
         )
 
 

@@ -58,7 +58,7 @@ class Update:
                 self._optimizer.load_state_dict(state["optimizer"])
                 self.scaler.load_state_dict(state["scaler"])
         if config.sync_batch_norm and not synchronize(adapter.module):
-            raise ConfigError("train.sync_batch_norm: has no effect, as there is no batch norm; leave it out.")
+            raise ConfigError("train.sync_batch_norm: has no effect, as there is no batch norm. Leave it out.")
         compiles = bool(config.compile or adapter.compiles)
         if compiles and (problem := compiler_problem(processes.device)):
             warn(f"warning: train.compile: this machine cannot compile, so nothing is ({problem}).")

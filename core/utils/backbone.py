@@ -249,7 +249,7 @@ def tokenizer(source: NetworkSource) -> Any:
 
     path = source.path
     if path is not None and not any((path / name).is_file() for name in TOKENIZERS):
-        raise source.error("there is no tokenizer next to it; write one there with tokenizer.save_pretrained")
+        raise source.error("there is no tokenizer next to it. Write one there with tokenizer.save_pretrained")
     with _as_config_error(source), without_transformers_output():
         return AutoTokenizer.from_pretrained(str(path or source.text), trust_remote_code=False, **_revision(source))
 

@@ -35,7 +35,7 @@ def open_image(data: bytes) -> Image.Image:
     if not data:
         raise ValueError("the file is empty")
     if data.startswith(b"version https://git-lfs"):
-        raise ValueError("a pointer of Git LFS in place of the image; fetch it with: git lfs pull")
+        raise ValueError("a pointer of Git LFS in place of the image. Fetch it with: git lfs pull")
     try:
         image = Image.open(io.BytesIO(data))
     except UnidentifiedImageError:
@@ -45,7 +45,7 @@ def open_image(data: bytes) -> Image.Image:
     pixels = image.width * image.height
     if pixels > MANY_PIXELS and pixels > DENSE * len(data):
         shown = f"{image.width} x {image.height} pixels in {len(data)} bytes"
-        raise ValueError(f"{shown} would take gigabytes of memory; save it smaller")
+        raise ValueError(f"{shown} would take gigabytes of memory. Save it smaller")
     return image
 
 
@@ -66,7 +66,7 @@ def eight_bits(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         values = np.asarray(image).astype(np.float64) / 65535
     elif image.mode == "I":
-        raise OptionError("32-bit whole numbers do not say which value is white; save it with 8 or 16 bits a channel")
+        raise OptionError("32-bit whole numbers do not say which value is white. Save it with 8 or 16 bits a channel")
     elif image.mode == "F":
         values = np.asarray(image).astype(np.float64)
         if not (values.min() >= 0 and values.max() <= 1):

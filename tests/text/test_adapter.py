@@ -227,7 +227,7 @@ def test_multichannel_and_expansion(corpus, tmp_path):
     ({"expand": True}, "expand needs"),
     ({"blocks": "random"}, "blocks has no effect"),
     ({"pairs": "blocks", "block_count": 3}, "block_count has no effect"),
-    ({"classifiers": ("mean",), "held_out": 0.0}, "set held_out above 0"),
+    ({"classifiers": ("mean",), "held_out": 0.0}, "Set held_out above 0"),
     ({"losses": True, "held_out": 0.0}, "losses are those of held-out sentences"),
     ({"held_out": 0.5, "development": 0.5}, "leave nothing for training"),
     ({"pairs": "columns"}, "set corpus to a file"),
@@ -236,9 +236,9 @@ def test_multichannel_and_expansion(corpus, tmp_path):
     *(({"pairs": "columns", "corpus": "x", "label": "y", "label_use": "target", "label_from": each}, "number above 0")
       for each in (-3.0, 0, "yes")),
     ({"columns": ("a", "b")}, "columns has no effect"),
-    ({"pairs": "views"}, r"dropout is 0.*set\s+text\.dropout, for example 0\.1"),
-    ({"pairs": "views", "encoder": "transformer"}, r"dropout is 0.*set\s+text\.dropout"),
-    ({"pairs": "views", "dropout": 0.2, "sides": 2}, "leave sides out"),
+    ({"pairs": "views"}, r"dropout is 0.*Set\s+text\.dropout, for example 0\.1"),
+    ({"pairs": "views", "encoder": "transformer"}, r"dropout is 0.*Set\s+text\.dropout"),
+    ({"pairs": "views", "dropout": 0.2, "sides": 2}, "Leave sides out"),
     ({"head": "mlp"}, "head has no effect with encoder 'gru'"),
 ])  # fmt: skip
 def test_settings_that_contradict_each_other(settings, message):

@@ -303,7 +303,7 @@ def test_the_weights_of_the_best_evaluation_are_kept(table, tmp_path):
     assert not (folder / "checkpoints").exists()
     for settings, message in (
         ([*every, "train.best_by=positive_mr"], r"no result 'positive_mr'.*Did you mean 'positive_mrr'"),
-        (["train.best_by=positive_mrr"], "set evaluate_every"),
+        (["train.best_by=positive_mrr"], "Set evaluate_every"),
         ([*every, "train.curves_on=test", "train.best_by=positive_mrr"], "would be chosen on the test part"),
     ):
         refused(ConfigError, message, run_of, recipe, runs, *settings)

@@ -34,7 +34,7 @@ class BlockPairs(PairKind):
         starts = np.flatnonzero(document[: max(0, len(document) - self.size + 1)] == document[self.size - 1 :])
         if not len(starts):
             raise DataError(
-                f"no document of {setting.config.corpus} has {self.size} sentences for a block; lower text.block_size"
+                f"no document of {setting.config.corpus} has {self.size} sentences for a block. Lower text.block_size"
             )
         # For each document with a block, the positions in `train_rows` at which one starts.
         self.starts = np.split(starts, np.flatnonzero(np.diff(document[starts])) + 1)

@@ -198,7 +198,7 @@ class PairBatches:
         found = list(islice(chain.from_iterable(orders), self.count))
         if len(found) < self.count:
             raise DataError(
-                f"no more than {len(found)} of {self.count} batches are without duplicates; lower the batch."
+                f"no more than {len(found)} of {self.count} batches are without duplicates. Lower the batch."
             )
         return np.array(found, np.int64).reshape(self.count, self._size)
 

@@ -155,7 +155,7 @@ def _protocol(params: Params) -> str:
     given, named = params.usepytorch, params.protocol
     implied = {None: None, True: "senteval-torch", False: "senteval-sklearn"}[given]
     if named and implied and named != implied:
-        raise OptionError(f"protocol {named!r} and usepytorch={given} contradict each other; give one of them")
+        raise OptionError(f"protocol {named!r} and usepytorch={given} contradict each other. Give one of them")
     return named or implied or "fast"
 
 

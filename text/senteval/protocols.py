@@ -117,7 +117,7 @@ def problems_of(task: Task, splits: dict[str, Split], y: np.ndarray, settings: P
         for train in (problem.train, *(train for train, _ in problem.inner)):
             if len(np.unique(y[train])) < 2:
                 raise DataError(
-                    f"{task.name}: a fold of {counted(len(train), 'training sample')} holds one class only; use a "
+                    f"{task.name}: a fold of {counted(len(train), 'training sample')} holds one class only. Use a "
                     "smaller kfold"
                 )
     return problems
@@ -128,7 +128,7 @@ def _check_kfold(task: Task, y: np.ndarray, kfold: int) -> None:
     if counts.min() < kfold:
         raise DataError(
             f"{task.name}: class {labels[counts.argmin()]} has {counted(counts.min(), 'sample')}, fewer than the "
-            f"{kfold} folds; use a kfold of {max(2, counts.min())} or less"
+            f"{kfold} folds. Use a kfold of {max(2, counts.min())} or less"
         )
 
 

@@ -115,12 +115,12 @@ class TaskFiles:
                 f"{relative.split('/')[0]}/."
             )
         if not raw.strip():
-            raise DataError(f"{path} is empty; fetch it again")
+            raise DataError(f"{path} is empty. Fetch it again")
         head = raw.lstrip(b"\xef\xbb\xbf \r\n\t")[:200].lower()
         if head.startswith((b"<!doctype", b"<html", b"<?xml")) or b"404: not found" in head:
-            raise DataError(f"{path} is an error page of a web server, saved by a dead download link; fetch it again")
+            raise DataError(f"{path} is an error page of a web server, saved by a dead download link. Fetch it again")
         if head.startswith(b"version https://git-lfs"):
-            raise DataError(f"{path} is a Git LFS pointer, not the data; run `git lfs pull` where it came from")
+            raise DataError(f"{path} is a Git LFS pointer, not the data. Run `git lfs pull` where it came from")
         self._compare(relative, raw)
         try:
             return raw.decode(encoding)
@@ -181,7 +181,7 @@ class TaskFiles:
         if self.check and found != expected:
             raise DataError(
                 f"{self.root / relative}: {found:,} samples, the published file has {expected:,}.{hint} Results on "
-                f"another file are not comparable; fetch it again, or pass check=False to read it as it is."
+                f"another file are not comparable. Fetch it again, or pass check=False to read it as it is."
             )
 
 
@@ -261,7 +261,7 @@ def trec(name: str, files: TaskFiles) -> Task:
         if files.check and marks:
             raise DataError(
                 f"{files.root / relative}: {marks} words hold back-ticks or apostrophes, which SentEval's script "
-                'removes; remove them (sed "s/[\\`\']//g"), or pass check=False to read it as it is.'
+                'removes. Remove them (sed "s/[\\`\']//g"), or pass check=False to read it as it is.'
             )
         splits[split] = Split([sentences], labels)
     return Task(name, "holdout", splits, classes=6, shuffled="rows")
@@ -438,5 +438,5 @@ def load_task(name: str, task_path: str | Path, check: bool = True) -> Task:
     task = READERS[name](name, files)
     empty = [split for split, found in task.splits.items() if not len(found)]
     if empty:
-        raise DataError(f"{name}: no sample in {', '.join(empty)} below {files.root}; fetch the files again")
+        raise DataError(f"{name}: no sample in {', '.join(empty)} below {files.root}. Fetch the files again")
     return replace(task, changed=tuple(files.changed))

@@ -35,35 +35,35 @@ class EncoderSettings(Settings):
     stem: Stem = Field("cifar", description="resnet only: 3x3 stride 1 without pooling, or 7x7 stride 2 with pooling")
     width: int = Field(16, ge=1, description="small-conv: channels of the first stage; linear: output features")
     tap: str | None = Field(
-        None, description="the layer that probes see, such as fc7 or pooled; default the encoder's last"
+        None, description="the layer that probes see, such as fc7 or pooled (default the encoder's last)"
     )
     channels_last: bool | None = Field(
-        None, description="keep images with their channels last in memory; default on CUDA only"
+        None, description="keep images with their channels last in memory (default on CUDA only)"
     )
     projector: Literal["none", "linear", "mlp"] = Field("mlp", description="the layers between encoder and objective")
-    hidden: int | None = Field(None, ge=1, description="mlp projector: hidden units; default the encoder's width")
+    hidden: int | None = Field(None, ge=1, description="mlp projector: hidden units (default the encoder's width)")
     projector_layers: int | None = Field(
-        None, ge=2, description="mlp projector: linear layers; default the framework's, otherwise 2"
+        None, ge=2, description="mlp projector: linear layers (default the framework's, otherwise 2)"
     )
     projector_norm: Norm | None = Field(
         None,
-        description="mlp projector: batch norm after no layer, the hidden ones, or all; default the framework's, "
-        "otherwise none",
+        description="mlp projector: batch norm after no layer, the hidden ones, or all (default the framework's, "
+        "otherwise none)",
     )
     dim: int = Field(128, ge=1, description="width of the embedding that a projector gives")
     pooling: Pooling | None = Field(
         None,
         description="hub only: pooler (the architecture's own), cls (the class token), mean or max (of patches or "
-        "places); default the first of these that the model has with weights",
+        "places) (default the first of these that the model has with weights)",
     )
     freeze: FreezeSetting = Field("none", description=f"hub only: {FREEZE_HELP}")
     lora: LoraTable | None = Field(None, description=f"hub only: {LORA_HELP}")
     weights: Weights | None = Field(None, description=f"hub only: {WEIGHTS_HELP}")
-    revision: str | None = Field(None, description="hub only: branch, tag or commit; default main")
+    revision: str | None = Field(None, description="hub only: branch, tag or commit (default main)")
     mean: Statistics | None = Field(
         None,
-        description="mean of each channel in [0, 1] for normalisation; default that of a hub model's image processor, "
-        "otherwise of the training set",
+        description="mean of each channel in [0, 1] for normalisation (default that of a hub model's image processor, "
+        "otherwise of the training set)",
     )
     std: Statistics | None = Field(None, description="standard deviation of each channel, as mean")
 

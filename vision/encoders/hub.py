@@ -32,7 +32,7 @@ def hub(channels: int, size: int, config: EncoderSettings, share: float) -> Enco
     if share != 1:
         raise ConfigError(
             f"vision.encoder.name: {config.name!r} is as wide as its configuration says, and cannot be built with a "
-            f"share of {share:g} of it; set vision.cmc.width = 1.0."
+            f"share of {share:g} of it. Set vision.cmc.width = 1.0."
         )
     return HubEncoder(channels, size, config)
 
@@ -223,7 +223,7 @@ def _load(source: backbone.NetworkSource, channels: int) -> tuple[backbone.Backb
         return backbone.load(source, "pixel_values", _unmasked), inputs
     if channels > inputs or not hasattr(config, "num_channels"):
         raise source.error(
-            f"it reads images of {counted(inputs, 'channel')}, these have {channels}; give a model for "
+            f"it reads images of {counted(inputs, 'channel')}, these have {channels}. Give a model for "
             f"{counted(channels, 'channel')}"
         )
     built = backbone.load(source, "pixel_values", _unmasked)

@@ -25,7 +25,7 @@ class BlocksConfig(Settings):
 
     size: int = Field(2, ge=1, description="positives of an image, b; a block is b + 1 images of one class")
     count: int | None = Field(
-        None, ge=1, description="blocks of each class, drawn once; default: new ones from all images in every epoch"
+        None, ge=1, description="blocks of each class, drawn once (default new ones from all images in every epoch)"
     )
 
     @property

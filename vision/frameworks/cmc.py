@@ -153,7 +153,7 @@ class CMC(Framework):
         if bank is not None and bank > most:
             raise ConfigError(
                 f"vision.negatives: {bank} of a memory bank and a batch of {setup.batch_size} are more than the "
-                f"{len(images)} images of {images.name}; give at most {most}."
+                f"{len(images)} images of {images.name}. Give at most {most}."
             )
         light, colour = setup.branch(1, table.width), setup.branch(2, table.width)
         cmc = cls(

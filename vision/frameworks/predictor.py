@@ -30,7 +30,7 @@ class PredictorConfig(Settings):
     """The common settings of frameworks with a predictor."""
 
     predictor_hidden: int | None = Field(
-        None, ge=1, description="hidden units of the predictor; default encoder.hidden, or encoder.dim"
+        None, ge=1, description="hidden units of the predictor (default encoder.hidden, or encoder.dim)"
     )
     predictor_norm: Norm = Field("hidden", description="batch norm in the predictor: after no layer, the hidden, all")
 
@@ -122,7 +122,7 @@ class SimSiamConfig(PredictorConfig):
     """The [vision.simsiam] table."""
 
     predictor_hidden: int | None = Field(
-        None, ge=1, description="hidden units of the predictor; default a quarter of the embedding's width"
+        None, ge=1, description="hidden units of the predictor (default a quarter of the embedding's width)"
     )
 
 

@@ -64,19 +64,19 @@ def class_order(per_class: int | None, images: ImageSet, batch_size: int, world_
     labels = images.labels
     if labels is None or bool((labels < 0).all()):
         raise ConfigError(
-            f"vision.pairs: 'labels' makes all of a class positives, and {images.name} has no labels; take a labelled "
+            f"vision.pairs: 'labels' makes all of a class positives, and {images.name} has no labels. Take a labelled "
             "split, or pairs = 'augmented'."
         )
     if per_class is None:
         return Shuffled(len(images), seed)
     if not images.all_labelled:
         raise ConfigError(
-            f"vision.images_per_class: {images.name} has images without a label; take a labelled split, or "
+            f"vision.images_per_class: {images.name} has images without a label. Take a labelled split, or "
             "leave it out."
         )
     if batch_size // world_size % per_class:
         raise ConfigError(
             f"train.batch_size: {batch_size} is no whole number of vision.images_per_class = {per_class} for each of "
-            f"{world_size} processes; give a multiple of {per_class * world_size}."
+            f"{world_size} processes. Give a multiple of {per_class * world_size}."
         )
     return ClassBlocks(labels.numpy(), per_class, None, seed)

@@ -213,7 +213,7 @@ def image_bytes(cell: Any, read: Callable[[str], bytes]) -> bytes:
     try:
         return read(path)
     except OSError as error:
-        raise ValueError(f"its file {path} is missing or unreadable; store the bytes in the table") from error
+        raise ValueError(f"its file {path} is missing or unreadable. Store the bytes in the table") from error
 
 
 def undecoded(table: Any, column: str) -> Any:

@@ -80,7 +80,7 @@ def decode_all(
             if images and found.shape != images[0].shape:
                 raise DataError(
                     f"{items[i]} has {found.shape[1]} x {found.shape[0]} pixels, but {items[kept[0]]} "
-                    f"{images[0].shape[1]} x {images[0].shape[0]}; set vision.data.size to bring all to one size."
+                    f"{images[0].shape[1]} x {images[0].shape[0]}. Set vision.data.size to bring all to one size."
                 )
             images.append(found)
             kept.append(i)

@@ -31,7 +31,7 @@ def open_stream(source: str, options: Decoding, wanted: Classes) -> Source:
     Its images are counted, with their labels, by reading it once, and cached, unless vision.data.length is set.
     """
     if source.startswith(SHARDS):
-        raise DataError(f"{source}: shards are read in place; leave vision.data.streaming out.")
+        raise DataError(f"{source}: shards are read in place. Leave vision.data.streaming out.")
     name = hub_name(source)
     path = Path(name).expanduser()
     if not source.startswith(HUB) and not path.exists() and name == source and name.count("/") != 1:

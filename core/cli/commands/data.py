@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     )
     fetched.add_argument("--yes", action="store_true", help="do not ask")
     fetched.add_argument("--url", metavar="URL", help=f"mirror to fetch from, URL/FILE; also ${BASE}")
-    fetched.add_argument("--json", action="store_true", help="print one JSON object; messages go to stderr")
+    fetched.add_argument("--json", action="store_true", help="print one JSON object (messages go to stderr)")
     for name, each in built().items():
         inner = actions.add_parser(name, help=each.summary, **described(f"data {name}", each.summary))
         runners[name] = resolve(each.configure)(inner)

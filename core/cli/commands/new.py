@@ -57,7 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
         "-o", "--out", "--into", type=to_path, metavar="FOLDER",
         help="where to make its folder (default: the current folder)",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print one JSON object; messages go to stderr")
+    parser.add_argument("--json", action="store_true", help="print one JSON object (messages go to stderr)")
     return run
 
 

@@ -38,7 +38,7 @@ def learnable(
         return init
     if init is not None:
         raise OptionError(
-            f"{owner}: {init_name}={init:g} is where a learned {name} starts, but {name} is {value:g}; write "
+            f"{owner}: {init_name}={init:g} is where a learned {name} starts, but {name} is {value:g}. Write "
             f"{name}=learned, {init_name}={init:g}, or {name}={init:g} alone.",
             init_name,
         )
@@ -85,7 +85,7 @@ class Tempered(Objective):
     def temperature(self, value: float) -> None:
         if self.logit_scale is not None:
             raise OptionError(
-                f"{self.registered_name()}: the temperature is learned and cannot be set; give a number instead of "
+                f"{self.registered_name()}: the temperature is learned and cannot be set. Give a number instead of "
                 "temperature=learned.",
                 "temperature",
             )
