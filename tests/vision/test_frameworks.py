@@ -367,12 +367,21 @@ READING = {
     "simsiam": {"method": "simsiam"}, "byol": {"method": "byol", "views": 3}, "mocov3": {"method": "mocov3"},
     "nnclr": {"method": "nnclr", "nnclr": {"support": 30}},
 }  # fmt: skip
-OTHERS = ["swav(prototypes=4)", "blocks", "tuple", "regression", "vicreg", "barlow_twins"]
+OTHERS = [
+    "cross_entropy(classes=4) + cllr",
+    "swav(prototypes=4)",
+    "blocks",
+    "tuple",
+    "regression",
+    "vicreg",
+    "barlow_twins",
+]
 
 
 def reading(settings, colour, **context):
     size = 18 if settings["method"] == "blocks" else 16
-    return make_adapter({**SMALL, "data": colour, **settings}, size, **context)
+    encoder = {"name": "small-conv" if settings == {"method": "simclr"} else "linear", "width": 4, "dim": 8}
+    return make_adapter({**SMALL, "data": colour, "encoder": encoder, **settings}, size, **context)
 
 
 @pytest.mark.parametrize("settings", READING.values(), ids=READING)
@@ -382,9 +391,9 @@ def test_a_framework_reads_nothing_back(settings, colour):
     batch = Batch([view.to(META) for view in found.views], found.labels.to(META), found.rows.to(META), found.seed)
     adapter.module.to(META).train()
     lab(torch.zeros(1, 3, 2, 2, device=META))  # constants go to the device once
-    # Each framework with two objectives and every third of the others, in turn.
+    # Each framework with one objective and every third of the others, in turn.
     turn = list(READING.values()).index(settings) % 3
-    for text in ["infonce + dp", "cross_entropy(classes=4) + cllr", *OTHERS[turn::3]]:
+    for text in ["infonce + dp", *OTHERS[turn::3]]:
         if text == "tuple" and "negatives" in settings:
             continue  # the classes of a queue are unknown
         term = objective(text, dim=adapter.embedding_dim).to(META)

@@ -128,7 +128,7 @@ def test_the_released_cllr_acts_on_the_encoders_features_of_every_view():
 def test_a_run_with_the_released_cllr_is_the_same_in_microbatches(tmp_path):
     found = []
     for more in ([], ["train.microbatch=16"]):
-        settings = ["train.steps=10", "objective=infonce + cllr(variant=released, rank=5)", *more]
+        settings = ["train.steps=4", "toy.test_points=100", "objective=infonce + cllr(variant=released, rank=5)", *more]
         record = run_of("gaussian-classes", tmp_path, *settings)
         found.append(load_run(find_run(record.hash, tmp_path))[2].terms[1].L.detach())
     assert found[0].shape == (5, FEATURES)
@@ -146,7 +146,7 @@ def test_training_finds_classes_that_the_untrained_network_does_not(tmp_path):
 
 @pytest.mark.parametrize("objective", ["tuple", "supcon", "cross_entropy(classes=10)"])
 def test_losses_with_labels_suffer_from_wrong_ones(tmp_path, objective):
-    settings = [f"objective={objective}", "train.steps=60", "toy.points=1000"]
+    settings = [f"objective={objective}", "train.steps=40", "toy.points=500", "toy.test_points=500"]
     records = [run_of("gaussian-classes", tmp_path, *settings, f"toy.label_noise={noise}") for noise in ("0.0", "0.9")]
     right, wrong = (record.results["linear/accuracy"] for record in records)
     assert right > wrong + 0.05  # at 0.9, labels say nothing about the class

@@ -285,9 +285,10 @@ def test_importing_the_packages_loads_no_torch():
     code = (
         "import sys, dipole, dipole.core.evaluation as evaluation; dir(dipole); dir(evaluation)\n"
         "assert {'SimCLR', 'ContrastiveLoss'} <= {*dir(dipole.vision), *dir(dipole.text)}\n"
-        "assert not {'torch', 'numpy'} & {*sys.modules}; dipole.text.senteval.evaluate, dipole.vision.SimCLR"
+        "assert not {'torch', 'numpy'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+    assert callable(dipole.text.senteval.evaluate)
 
 
 IMAGES, SIDE = 6, 4
@@ -408,7 +409,7 @@ def test_heads_are_the_papers():
 @pytest.mark.parametrize("name", ["digits-byol", "digits-nnclr"])
 def test_a_recipe_stopped_and_continued_is_one_run(tmp_path, name):
     """Momentum, support set, optimizer and online probe included: bit for bit."""
-    settings = [*SHORT_RUN, "train.checkpoint_every=1"]
+    settings = [*SHORT_RUN, "train.checkpoint_every=1", "vision.data.limit=256"]
     whole = run_of(name, tmp_path / "whole", *settings)
     with interrupted(VisionAdapter, "after_step", 3, signal.SIGTERM), pytest.raises(RunInterruptedError):
         run_of(name, tmp_path / "parts", *settings)

@@ -140,7 +140,7 @@ def test_training_helps_on_real_images(tmp_path, shared_data):
 ONLINE = "vision.probe.online={learning_rate=1e-2}"
 METHODS = {
     "simclr": [], "swav": ["vision.method=swav", "vision.swav.small_views=1", "vision.swav.small_size=8"],
-    "blocks": ["vision.method=blocks", "vision.views=1", "train.batch_size=129", "objective=blocks"],
+    "blocks": ["vision.method=blocks", "vision.views=1", "train.batch_size=63", "objective=blocks"],
     "byol": ["vision.method=byol", "objective=regression"],
     "saving memory": ["train.microbatch=50", "train.activation_checkpointing=true"],
 }  # fmt: skip
@@ -149,7 +149,7 @@ METHODS = {
 @pytest.mark.parametrize("settings", METHODS.values(), ids=METHODS)
 def test_the_encoder_never_notices(tmp_path, settings):
     """Weights, running statistics and losses are those of a run without it, bit for bit."""
-    settings = [*SHORT_RUN, "vision.data.limit=520", *settings]
+    settings = [*SHORT_RUN, "vision.data.limit=130", "train.batch_size=64", *settings]
     records = [run_of("digits-simclr", tmp_path, *settings, *more) for more in ([ONLINE], [])]
     folders = [tmp_path / record.hash for record in records]
     assert_same_weights(*folders)

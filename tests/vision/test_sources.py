@@ -59,6 +59,12 @@ def table(path, columns, features=None, split="train"):
 ENTRANCES = ("parquet", "saved", "stream", "hub")
 
 
+def in_turn(*cases):
+    """Give every case as parquet files and at another entrance in turn. The others are slow."""
+    return [pytest.param(entrance, *case, marks=[pytest.mark.slow] * (place not in (0, 1 + number % 3)))
+            for number, case in enumerate(cases) for place, entrance in enumerate(ENTRANCES)]  # fmt: skip
+
+
 def read(path, entrance="parquet", **options):
     """Read a folder of parquet files, or what `datasets` makes of it."""
     source, streaming = str(path), entrance == "stream"
@@ -105,8 +111,7 @@ NUMBERS = [0.2, 0.9, 0.2, 1.5, 3.0, 0.1]
 MANY = [[0, 1], [1], [], [0], [2], [1]]
 
 
-@pytest.mark.parametrize("entrance", ENTRANCES)
-@pytest.mark.parametrize(("cells", "labels", "names"), [
+@pytest.mark.parametrize(("entrance", "cells", "labels", "names"), in_turn(
     (["b", "a", "b", None, " ", "c"], [1, 0, 1, -1, -1, 2], ("a", "b", "c")),
     ([1.0, 0.0, None, float("nan"), 2.0, 1.0], [1, 0, -1, -1, 2, 1], ()),
     ([True, False, None, True, True, False], [1, 0, -1, 1, 1, 0], ()),
@@ -117,14 +122,13 @@ MANY = [[0, 1], [1], [], [0], [2], [1]]
     ([b"b", b"a"] * 3, [1, 0] * 3, ("a", "b")),
     ([Decimal(1), Decimal(0), None, Decimal(1), Decimal(2), Decimal(1)], [1, 0, -1, 1, 2, 1], ()),
     ([10**12, 5, None, 2**62, 5, -1], [1, 0, -1, 2, 0, -1], ("5", str(10**12), str(2**62))),
-])  # fmt: skip
+))  # fmt: skip
 def test_values_that_are_classes(tmp_path, entrance, cells, labels, names):
     found = read(table(tmp_path / "t", {"image": 0, "label": cells}, {"image": IMAGE}), entrance)
     assert (None if found.labels is None else found.labels.tolist(), found.class_names) == (labels, names)
 
 
-@pytest.mark.parametrize("entrance", ENTRANCES)
-@pytest.mark.parametrize(("cells", "why"), [
+@pytest.mark.parametrize(("entrance", "cells", "why"), in_turn(
     (NUMBERS, r"not whole, such as"),
     ([f"{x}" for x in NUMBERS], r"not whole, such as"),
     (MANY, "holds list values such as"),
@@ -132,7 +136,7 @@ def test_values_that_are_classes(tmp_path, entrance, cells, labels, names):
     ([datetime.date(2020, 1, 1)] * ROWS, "holds date values such as 2020-01-01"),
     ([Decimal("1.5")] * ROWS, "not whole, such as 1.5"),
     ([-5, -4, 0, 1, 2, 3], "holds negative numbers such as -[54], and only -1, no label, is allowed"),
-])  # fmt: skip
+))  # fmt: skip
 def test_values_that_are_no_classes_are_said_and_the_images_read(tmp_path, entrance, cells, why):
     path = table(tmp_path / "t", {"image": 0, "label": cells}, {"image": IMAGE})
     with pytest.warns(UserWarning, match=rf"'label' .*{why}.*label_column"):
@@ -226,11 +230,20 @@ def test_names_of_parquet_files_and_of_their_folders_tell_the_splits(tmp_path, n
 
 def test_quiet_hides_the_progress_of_datasets(tmp_path):
     path = table(tmp_path / "t", {"image": 0, "label": [0, 1] * 3})
-    settings = [f"vision.data.source={path}", "train.epochs=1", "train.batch_size=2", "vision.probe.probes=[]"]
-    command = [sys.executable, "-m", "dipole", "train", "digits-simclr", "--quiet", "--set", *settings]
+    command = [
+        sys.executable,
+        "-m",
+        "dipole",
+        "train",
+        "digits-simclr",
+        "--quiet",
+        "--set",
+        f"vision.data.source={path}",
+    ]
     environment = os.environ | {"HF_DATASETS_CACHE": str(tmp_path / "cache")}
     ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (ended.returncode, "Generating" in ended.stderr) == (0, False), ended.stderr
+    # It reads the images, and ends before it trains.
+    assert (ended.returncode, "batch_size" in ended.stderr, "Generating" in ended.stderr) == (2, True, False)
 
 
 def test_a_file_without_rows(tmp_path):
