@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from dipole.core.objectives import checks
 
@@ -42,13 +41,19 @@ class _Calls(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
+def _tensors(*values: Any) -> list[Tensor]:
+    """Return the tensors among values and in lists of them, which no operation nests further."""
+    lists = (each if isinstance(each, list | tuple) else (each,) for each in values)
+    return [each for values in lists for each in values if isinstance(each, Tensor)]
+
+
 class _Operations(TorchDispatchMode):
     """Every operation, those of backward passes as well."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = function.overloadpacket.__name__
-        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        given = _tensors(*args, *kwargs.values())
         if given and kwargs.get("device") != META and all(each.device.type == "cpu" for each in given):
             # What the host was given to know (lengths of sentences); nothing of the device can have come there.
             return function(*args, **kwargs)
@@ -63,9 +68,9 @@ class _Operations(TorchDispatchMode):
         found = function(*args, **kwargs)
         if name == "_pack_padded_sequence":  # takes its lengths from the host
             return found
-        for each in (*given, *tree_leaves(found)):
+        for each in (*given, *_tensors(found)):
             # A number of the host in place of a tensor is an argument of the kernel.
-            if isinstance(each, Tensor) and each.device != META and each.ndim and each.numel():
+            if each.device != META and each.ndim and each.numel():
                 raise WaitError(f"{function} meets a tensor {tuple(each.shape)} on the {each.device}")
         return found
 

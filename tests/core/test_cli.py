@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from packaging.requirements import Requirement
 from runs import assert_same_bits, change, dipole, done, refused, told, wait_for
@@ -175,24 +176,24 @@ def test_killed_and_interrupted_processes_continue(blobs, tmp_path):
     common = ("train", blobs, "--set", "train.steps=30", "train.checkpoint_every=4", "train.log_every=1", "--runs")
     command = [sys.executable, str(Path(__file__).with_name("blobs_domain.py")), *map(str, common), "parts"]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    slow = {"env": {**os.environ, "BLOBS_SECONDS": "0.05"}, "cwd": tmp_path, **streams}
+    slow = {"BLOBS_SECONDS": "0.05"} | ({"BLOBS_FORK": "before"} if POSIX else {})
 
     def logged() -> int:
         return sum(len(read_metrics(path)) for path in (tmp_path / "parts").glob("*/metrics.jsonl"))
 
-    first = subprocess.Popen(command, **slow)
-    wait_for(lambda: logged() >= 6, first)
+    process = subprocess.Popen(command, env=os.environ | slow, cwd=tmp_path, **streams)
+    wait_for(lambda: logged() >= 6, process)
+    (first,) = psutil.Process(process.pid).children() if POSIX else [process]
     first.kill()
     first.wait()
     (path,) = (tmp_path / "parts").glob("*/record.json")
     assert (read_record(path).status, json.loads(path.read_text())["status"]) == ("interrupted", "running")
     if POSIX:
         before = logged()
-        second = subprocess.Popen(command, **slow)
-        wait_for(lambda: logged() > before + 5, second)
-        second.send_signal(signal.SIGINT)
-        out, err = second.communicate(timeout=300)
-        assert (second.returncode, "Traceback" in err) == (1, False)
+        wait_for(lambda: logged() > before + 5, process)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=300)
+        assert (process.returncode, "Traceback" in err) == (1, False)
         assert not set("\x1b\r\u2501\u2588") & set(out + err)  # no bar is drawn into a pipe
         assert re.search("continuing at step.*Repeat the command to continue.", err, re.DOTALL)
     for runs in ("parts", "whole"):

@@ -85,7 +85,7 @@ def outcomes(text: str, device: torch.device, dtype: torch.dtype = torch.float64
             return leaves[-1]
 
         labels = torch.tensor([0, 1, 0, 2, 1, 0]).to(device)
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)  # `torch.manual_seed` formats its stack
         built = objective(text, dim=D).to(device, dtype)
         yield name, partial(step, built, dict(constructors(rows, labels, device))[name], leaves)
 
@@ -98,13 +98,13 @@ def step(built: object, make: Callable[[], Pairs], leaves: list[Tensor]) -> tupl
     return loss.detach(), *(each.grad for each in leaves)
 
 
-@pytest.mark.parametrize("every", [pytest.param(True, marks=pytest.mark.slow), False], ids=["every layout", "half"])
+@pytest.mark.parametrize("every", [pytest.param(True, marks=pytest.mark.slow), False], ids=["every layout", "a third"])
 @pytest.mark.parametrize("text", TERMS.values(), ids=TERMS)
 def test_an_objective_reads_nothing_back(text, every):
-    """On every layout, or on every second one, which are others for the next objective."""
+    """On every layout, or on every third one, which are others for the next objective."""
     faults, done = [], 0
     for number, (name, run) in enumerate(outcomes(text, META), list(TERMS.values()).index(text)):
-        if number % 2 and not every:
+        if number % 3 and not every:
             continue
         try:
             with suppress(PairsError), no_reads():  # refused by its shape
