@@ -6,12 +6,12 @@ recipe and the seeds. Rows and columns can be written as grids (`grid.py`). Cell
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -21,7 +21,7 @@ from dipole.benchmarks.grid import MOST, expand
 from dipole.benchmarks.manifest import CellEntry, ColumnEntry, FileName, JobEntry, Manifest, RowEntry, filled
 from dipole.core.train.config import RunConfig, Settings
 from dipole.core.train.names import of_another_kind
-from dipole.core.train.recipe import describe, load_recipe
+from dipole.core.train.recipe import describe, read_recipe, resolve
 from dipole.core.train.shipped import shipped
 from dipole.core.utils.errors import ConfigError, ReceivedError, nearest
 from dipole.core.utils.files import instead_of_file, is_file
@@ -290,10 +290,14 @@ class Sized:
         """Return the configuration of a place. Places that differ only in the seed are read once."""
         rest = tuple(text for text in overrides if _key(text) != "seed")
         if (recipe, rest) not in self._configured:
-            self._configured[recipe, rest] = load_recipe(recipe, overrides).config
+            self._configured[recipe, rest] = resolve(self._read(recipe), overrides).config
         seed = next(int(text.partition("=")[2]) for text in overrides if _key(text) == "seed")  # `place` gives one
         update = {"name": f"{self.suite.name}/{row.label}", "seed": seed}
         return self._configured[recipe, rest].model_copy(update=update)
+
+    @cached_property
+    def _read(self) -> Callable[[str], dict[str, Any]]:
+        return cache(read_recipe)
 
     @cached_property
     def _configured(self) -> dict[tuple[str, tuple[str, ...]], RunConfig]:

@@ -408,11 +408,11 @@ def checked(owner: str, options: tuple[Option, ...], given: Mapping[str, Any]) -
 
 def remember_options(init: Callable[..., None]) -> Callable[..., None]:
     """Check the options of a constructor against its signature and remember what was given."""
+    signature = inspect.signature(init)
 
     @functools.wraps(init)
     def wrapped(self: Any, /, *args: Any, **kwargs: Any) -> None:
         owner = type(self).registered_name()
-        signature = inspect.signature(init)
         options = options_of(init)
         checked(owner, options, kwargs)  # an unknown name is better told than `bind_partial` does
         try:

@@ -6,6 +6,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -43,14 +44,13 @@ class Settings(BaseModel):
         found: dict[str, Any] = {}
         if self.defaults_version > 1:
             found["defaults_version"] = self.defaults_version
-        for name, field in type(self).model_fields.items():
-            if name in self.incidental:
+        for name, (default, usual) in _defaults(type(self)).items():
+            value = getattr(self, name)
+            if value is default and not isinstance(value, Settings):
                 continue
-            value, default = getattr(self, name), field.get_default(call_default_factory=True)
             values = _determining(value, default)
             # A nested table may add values of its own (defaults_version, a preset).
-            is_filled_table = isinstance(value, Settings) and values
-            if field.is_required() or is_filled_table or values != _determining(default, default):
+            if values != usual or (values and isinstance(value, Settings)):
                 found[name] = values
         return found
 
@@ -66,6 +66,14 @@ class Settings(BaseModel):
             values: the table's keys in a recipe.
         """
         return {}
+
+
+@cache
+def _defaults(table: type[Settings]) -> dict[str, tuple[Any, Any]]:
+    """Return the default of each field that identifies a run, as it is and as `determining` has it."""
+    fields = {name: field for name, field in table.model_fields.items() if name not in table.incidental}
+    defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
+    return {name: (default, _determining(default, default)) for name, default in defaults.items()}
 
 
 def _determining(value: Any, default: Any = None) -> Any:

@@ -33,7 +33,7 @@ def _search(kind: str, pattern: str) -> tuple[dict[str, Path], list[PluginError]
     broken: list[PluginError] = []
     for point in points(kind):
         try:
-            files = {path.stem: path for path in sorted(_folder(point).glob(pattern))}
+            files = {path.stem: path for path in sorted(_folder(point).glob(pattern), key=str)}
         except PluginError as error:
             broken.append(error)
             continue
