@@ -6,7 +6,6 @@ from math import sqrt
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from dipole.benchmarks.statistics import LEVEL
 from dipole.core.utils.errors import DataError
@@ -40,6 +39,8 @@ def critical_difference(blocks: Sequence[Mapping[str, float]]) -> CriticalDiffer
     """
     if len(blocks) < 2 or len(blocks[0]) < 2 or any(set(block) != set(blocks[0]) for block in blocks):
         raise DataError("a critical difference needs two blocks or more with the same methods, two or more")
+    from scipy import stats  # late: it takes a second
+
     labels = list(blocks[0])
     # Values that differ in the last digits only are ties.
     values = np.array([[float(f"{block[label]:.10g}") for label in labels] for block in blocks])  # (N, k)

@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from scipy.stats import rankdata
-
 from dipole.benchmarks.critical import LEVEL, critical_difference, performance_profile
 from dipole.benchmarks.manifest import ColumnEntry
 from dipole.benchmarks.report.contents import MOST_LINES, MOST_ROWS, Picture, pictured
@@ -108,5 +106,7 @@ def _placed(columns: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the values of one column, or over several columns the sum of each row's ranks (ties share theirs)."""
     if len(columns) == 1:
         return dict(columns[0])
+    from scipy.stats import rankdata  # late: it takes a second
+
     ranks = [rankdata(list(column.values())) for column in columns]
     return dict(zip(columns[0], map(float, sum(ranks)), strict=True))

@@ -7,8 +7,6 @@ from itertools import product
 from math import isfinite, isnan, nan
 from statistics import fmean
 
-from scipy.stats import rankdata
-
 from dipole.benchmarks.statistics import LEVEL, Interval, probability_of_improvement, relative_gain
 from dipole.benchmarks.suite_results import Samples, SuiteResults
 
@@ -72,6 +70,8 @@ def rank_objectives(
         lower_is_better: tasks whose values are costs. They enter with the sign turned.
         runs: a name for each task. Tasks of one name are measured on the same runs. Default: all are.
     """
+    from scipy.stats import rankdata  # late: it takes a second
+
     signed: dict[str, dict[str, Samples]] = {}
     for task, rows in tasks.items():
         sign = -1 if task in lower_is_better else 1

@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special, stats
+from scipy import special
 
 from dipole.benchmarks.statistics.differences import CONFIDENCE, NEEDED, NOISE, pairs_are_better
 from dipole.core.evaluation.intervals import Array
@@ -144,8 +144,8 @@ def binomial_bounds(share: Array, trials: Array) -> tuple[Array, Array]:
     """Interval of a share of trials, of any number (Clopper and Pearson 1934): never of width 0, inside [0, 1]."""
     won, lost = share * trials, (1 - share) * trials
     tail = (1 - CONFIDENCE) / 2
-    low = stats.beta.ppf(tail, np.where(won > 0, won, np.nan), lost + 1)
-    high = stats.beta.isf(tail, won + 1, np.where(lost > 0, lost, np.nan))
+    low = special.betaincinv(np.where(won > 0, won, np.nan), lost + 1, tail)
+    high = special.betainccinv(won + 1, np.where(lost > 0, lost, np.nan), tail)
     return np.where(won > 0, low, won), np.where(lost > 0, high, 1 - lost)  # nan where there are no trials
 
 
