@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dipole.core.cli import main
+from dipole.core.objectives.registry import registry
 
 EXAMPLE = Path(__file__).parent / "example"
 
@@ -20,6 +21,7 @@ EXAMPLE = Path(__file__).parent / "example"
 SCRIPT = """
 import contextlib, io, json, sys
 from dipole.core.cli import main
+from dipole.core.objectives.registry import registry
 results = []
 for command in json.loads(sys.argv[1]):
     out, err = io.StringIO(), io.StringIO()
@@ -44,8 +46,9 @@ def site(tmp_path_factory):
     pytest.importorskip("setuptools")
     folder = tmp_path_factory.mktemp("plugin")
     source = shutil.copytree(EXAMPLE, folder / "source")  # the build writes next to the source
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
-    subprocess.run([*command, "--target", folder / "site", source], check=True, capture_output=True, text=True)
+    built = "from setuptools import build_meta; from zipfile import ZipFile; ZipFile(build_meta.build_wheel('.'))"
+    command = [sys.executable, "-c", f"{built}.extractall('../site')"]
+    subprocess.run(command, cwd=source, check=True, capture_output=True, text=True)
     return folder / "site"
 
 
@@ -127,14 +130,20 @@ def test_plugins_are_listed_with_their_package_and_can_be_left_out(site, answers
     assert (packages["decoupled"], packages["infonce"]) == ("dipole-example 0.1", "dipole")
     assert "(by dipole-example 0.1)" in plain[1]
     monkeypatch.setenv("DIPOLE_PLUGINS", "none")
-    listed, unknown, overview, doctor = dipole(site, "list", "show decoupled", "--help", "doctor --json")
-    assert not any(word in listed[1] for word in ("decoupled", "rings", "greet"))
-    assert "DIPOLE_PLUGINS=none" in listed[2]
-    assert "infonce" in listed[1]
-    assert unknown[0] == 2
-    assert "Plug-ins are switched off (DIPOLE_PLUGINS=none)" in unknown[2]
-    assert "greet" not in overview[1]
-    findings = {each["name"]: each for each in json.loads(doctor[1])}
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setattr(registry, "_state", "empty")  # entry points are read again
+    codes, told = [], []
+    for command in ("list", "show decoupled", "--help", "doctor --json"):
+        codes.append(main(command.split()))
+        told.append(capsys.readouterr())
+    listed, unknown, overview, doctor = told
+    assert not any(word in listed.out for word in ("decoupled", "rings", "greet"))
+    assert "DIPOLE_PLUGINS=none" in listed.err
+    assert "infonce" in listed.out
+    assert codes[1] == 2
+    assert "Plug-ins are switched off (DIPOLE_PLUGINS=none)" in unknown.err
+    assert "greet" not in overview.out
+    findings = {each["name"]: each for each in json.loads(doctor.out)}
     assert findings["plug-ins"]["detail"] == "switched off by DIPOLE_PLUGINS=none"
     monkeypatch.setenv("DIPOLE_PLUGINS", "some")
     assert main(["list"]) == 2
