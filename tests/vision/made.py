@@ -21,7 +21,10 @@ from dipole.vision.inference import ImageEmbedder
 from dipole.vision.sources import Decoding, open_source
 
 CPU = torch.device("cpu")
-QUICK = ["vision.encoder.width=4", "vision.probe.probes=['knn']", "vision.probe.baselines=false"]
+QUICK = [
+    "vision.encoder.width=4", "vision.probe.probes=['knn']", "vision.probe.baselines=false",
+    "vision.data.train_share=0.9"
+]  # fmt: skip
 ONE_STEP = [*QUICK, "train.epochs=", "train.steps=1"]
 SHORT_RUN = [*QUICK, "train.epochs=2", "train.batch_size=128", "train.log_every=1"]
 

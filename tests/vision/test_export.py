@@ -126,8 +126,9 @@ def test_what_no_format_can_hold_is_refused(call, message):
     refused(ConfigError, message, call)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("encoder", "table"), [
-    pytest.param({"name": "resnet18", "stem": "imagenet"}, {}, marks=pytest.mark.slow),
+    ({"name": "resnet18", "stem": "imagenet"}, {}),
     ({"name": "small-conv", "width": 4}, {"method": "cmc", "negatives": 8}),
 ])  # fmt: skip
 def test_onnx_gives_the_same_features(tmp_path, encoder, table):

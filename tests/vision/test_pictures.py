@@ -92,7 +92,7 @@ def test_without_matplotlib_a_run_with_pictures_says_so_before_it_trains(tmp_pat
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    sets = [*QUICK, "train.epochs=1", "train.log_every=1"]
+    sets = [*QUICK, "train.epochs=1", "train.log_every=1", "vision.data.limit=1024"]
     text = "objective=infonce + 0.1*dp(delta_pos=0.2) + 0.05*cllr(alpha=2)"
     return commanded("digits-simclr", tmp_path_factory.mktemp("runs"), *sets, text)
 
@@ -124,8 +124,8 @@ def test_a_run_as_json_and_as_a_picture(run, capsys, tmp_path, monkeypatch):
 
 
 def test_other_labels_and_features(run, capsys, tmp_path):
-    np.save(tmp_path / "labels.npy", np.arange(719) % 2)
-    (tmp_path / "labels.txt").write_text("\n".join("ab"[i % 2] for i in range(719)))
+    np.save(tmp_path / "labels.npy", np.arange(180) % 2)
+    (tmp_path / "labels.txt").write_text("\n".join("ab"[i % 2] for i in range(180)))
     told = []
     for labels in (tmp_path / "labels.npy", tmp_path / "labels.txt"):
         code, printed = theory(run, capsys, "--labels", str(labels), "--loss", "hinge", "--features", "raw")
@@ -134,9 +134,9 @@ def test_other_labels_and_features(run, capsys, tmp_path):
     assert told[0] == told[1]
     assert "2 of 2 classes" in told[0]
     assert "need as many, there are 2" in told[0]  # five classes of k = 4
-    code, printed = theory(run, capsys, "--labels", "blocks:100", "--loss", "logistic", "--k", "1")
+    code, printed = theory(run, capsys, "--labels", "blocks:20", "--loss", "logistic", "--k", "1")
     assert code == 0
-    assert "8 of 8 classes" in printed.out
+    assert "9 of 9 classes" in printed.out
     assert "is about the hinge loss" in printed.out
 
 

@@ -161,7 +161,7 @@ def test_the_encoder_never_notices(tmp_path, settings):
 
 
 def test_it_learns_the_classes(tmp_path):
-    settings = [*SHORT_RUN, ONLINE, "train.epochs=12", "train.evaluate_every=6"]
+    settings = [*SHORT_RUN, ONLINE, "train.epochs=10", "train.evaluate_every=5", "vision.data.limit=1024"]
     record = run_of("digits-simclr", tmp_path, *settings)
     keys = ("train/online_accuracy", "eval/online/accuracy", "test/online/accuracy")
     training, evaluated, tested = ([line[key] for line in logged(tmp_path / record.hash, key)] for key in keys)
