@@ -121,6 +121,7 @@ MANY = [[0, 1], [1], [], [0], [2], [1]]
     (["nan", "caf\u00e9", "cafe\u0301", "NaN", "<NA>", "a"], [-1, 1, 1, -1, -1, 0], ("a", "caf\u00e9")),
     ([b"b", b"a"] * 3, [1, 0] * 3, ("a", "b")),
     ([Decimal(1), Decimal(0), None, Decimal(1), Decimal(2), Decimal(1)], [1, 0, -1, 1, 2, 1], ()),
+    ([[0], [1], [0], None, [2], [1]], [0, 1, 0, -1, 2, 1], ()),
     ([10**12, 5, None, 2**62, 5, -1], [1, 0, -1, 2, 0, -1], ("5", str(10**12), str(2**62))),
 ))  # fmt: skip
 def test_values_that_are_classes(tmp_path, entrance, cells, labels, names):
@@ -253,6 +254,9 @@ def test_a_file_without_rows(tmp_path):
     assert len(read(path)) == ROWS
     empty.to_parquet(path / "train-00000-of-00001.parquet")
     refused(DataError, r"holds no row\. Choose another file", read, path)
+    twice = pyarrow.table({"jpg": [b""], "y": [0], "z": [0]}).rename_columns(["jpg", "y", "y"])
+    pyarrow.parquet.write_table(twice, tmp_path / "twice.parquet")
+    refused(DataError, r"twice\.parquet has several columns of one name: y\. Rename", read, tmp_path / "twice.parquet")
 
 
 images = partial(image_folder, count=3)
@@ -355,6 +359,9 @@ def test_folders_without_images_and_beside_splits_are_named(tmp_path):
     with pytest.warns(UserWarning, match=r"read as classes: seg_pred, seg_train. They hold folders too"):
         assert opened(tmp_path / "c").counts() == {"seg_pred": 3, "seg_train": 6}
     assert opened(tmp_path / "c", "seg_train").counts() == {"a": 3, "b": 3}
+    images(tmp_path / "d", "images", "annotations/trimaps")
+    with pytest.warns(UserWarning, match="look like masks of the other images: annotations"):
+        assert opened(tmp_path / "d").counts() == {"annotations": 3, "images": 3}
     images(tmp_path / "b", "train", "test", "other", "more")
     with pytest.warns(UserWarning, match=r"6 images of train are left out: .*more.0\.png \(next to the folders of"):
         assert len(opened(tmp_path / "b")) == 3
@@ -453,6 +460,9 @@ def test_columns_and_file_names_of_metadata(tmp_path):
     digits = DataConfig(source="digits", label_column="kind")
     refused(DataError, r"label_column has no effect: .* has no metadata\.csv", load, digits, Seeds(0))
     images(tmp_path, "", count=3)
+    metadata(tmp_path, [{"file_name": f"{i}.png", "label": i, "split": ("train", "test")[i % 2]} for i in range(3)])
+    with pytest.warns(UserWarning, match=r"column 'split' of .*csv \(test, train\) is not read"):
+        assert opened(tmp_path).labels.tolist() == [0, 1, 2]
     metadata(tmp_path, [{"file_name": "0.png", "label": "a"}, {"file_name": "7.png", "label": "b"}])
     refused(DataError, r"metadata\.csv, line 3: no file '7\.png'.*on_corrupt", opened, tmp_path)
     with pytest.warns(UserWarning, match=r"2 images .*1\.png \(not in metadata\.csv\)"):

@@ -1,6 +1,7 @@
 """Streams of shards and of `datasets`, each image once in an order of the seed; and archives as they are downloaded."""
 
 import gzip
+import tarfile
 from functools import partial
 
 import datasets
@@ -70,6 +71,16 @@ def test_shards_are_read_by_file_folder_star_and_list(shards, tmp_path):
         images = opened(f"wds:{tmp_path}", size=8)
     assert (images.labels.tolist(), images.class_names) == ([1, 0, -1], ("cat", "dog"))
     assert torch.equal(images.images[torch.tensor([0])], torch.from_numpy(decode(png(0), 8)).permute(2, 0, 1)[None])
+    links = [("b.png", tarfile.LNKTYPE, "x.png"), ("b.cls", tarfile.SYMTYPE, "./y.label.cls")]
+    with tarfile.open(tmp_path / "0.tar", "a") as archive:
+        for name, kind, target in [*links, ("c.png", tarfile.SYMTYPE, "../x.png")]:
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, target
+            archive.addfile(info)
+    with pytest.warns(UserWarning, match=r"3 images .*: c\.png \(a link to \.\./x\.png, which is not before it\)"):
+        images = opened(f"wds:{tmp_path}", size=8)
+    assert images.labels.tolist() == [1, 0, -1, 0]
+    assert torch.equal(*images.images[torch.tensor([0, 3])])
 
 
 @pytest.mark.parametrize("names", [
@@ -231,7 +242,7 @@ def test_rows_in_order_are_read_once_and_any_row_can_be_read():
 def test_settings_without_a_stream_and_blocks_of_one_are_refused(shards, parquet):
     for data in ({"length": 20}, {"buffer": 9}):
         refused(ValueError, "no effect without a stream", DataConfig, **data)
-    for source, message in ((pattern(shards), r"leave vision\.data\.streaming out"), ("digits", "cannot be streamed")):
+    for source, message in ((pattern(shards), r"Leave vision\.data\.streaming out"), ("digits", "cannot be streamed")):
         refused(DataError, message, load, DataConfig(source=source, streaming=True), Seeds(0))
     table = {"method": "blocks", "data": {"source": f"hub:{parquet}", "streaming": True, "size": 8}}
     refused(ConfigError, "one image after another", make_adapter, table, 6)

@@ -116,12 +116,17 @@ def parquet(source: str, options: Decoding, wanted: Classes) -> Source:
 
     def read(split: str) -> ImageSet:
         from datasets import load_dataset
-        from pyarrow.parquet import read_metadata
+        from pyarrow.parquet import read_metadata, read_schema
 
         failure = f"{path} cannot be read as parquet: {{error}}. If it is damaged, fetch or write it again ({LFS})."
         filled = loaded(failure, lambda: [file for file in splits[split] if read_metadata(file).num_rows])
         if not filled:
             raise DataError(f"{path} holds no row. Choose another file, or write it again if it should have rows.")
+        for file, columns in loaded(failure, lambda: [(each, read_schema(each).names) for each in filled]):
+            if twice := sorted({name for name in columns if columns.count(name) > 1}):
+                raise DataError(
+                    f"{file} has several columns of one name: {', '.join(twice)}. Rename or drop all but one."
+                )
         table = loaded(failure, lambda: load_dataset("parquet", data_files={"train": filled}, split="train"))
         return from_table(path.stem, table, options, wanted)
 
@@ -197,7 +202,8 @@ def read_labels(
     labels, names, column = labels_of(name, candidates, values, wanted)
     if column is None:
         return None, (), None
-    return labels, tuple(getattr(features[column], "names", names)), column
+    kind = getattr(features[column], "feature", features[column])  # of a list of one label
+    return labels, tuple(getattr(kind, "names", names)), column
 
 
 def image_bytes(cell: Any, read: Callable[[str], bytes]) -> bytes:

@@ -59,7 +59,9 @@ def class_labels(values: Iterable[Any]) -> tuple[Tensor | None, tuple[str, ...]]
 
 
 def plain_label(value: Any) -> Any:
-    """Return a label as a number or text, None where it is missing."""
+    """Return a label as a number or text, None where it is missing. A list of one label is that label."""
+    if isinstance(value, list) and len(value) == 1:
+        (value,) = value
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     if isinstance(value, str):

@@ -57,6 +57,12 @@ def read_metadata(tables: Sequence[Path], images: Sequence[Path], options: Decod
     if not files:
         return None
     name, wanted = str(tables[0]), options.label_column
+    splits = {str(row["split"]) for row in told if row.get("split") is not None}
+    if len(splits) > 1 and wanted != "split":
+        warn(
+            f"the column 'split' of {name} ({first_names(sorted(splits))}) is not read: all images are one split. To "
+            "keep them apart, move each split to a folder of its name with its own table (train/metadata.csv)"
+        )
     candidates = label_columns(name, columns, wanted)
     labels, names, column = labels_of(name, candidates, lambda column: [row.get(column) for row in told], wanted)
     if labels is None or column is None:

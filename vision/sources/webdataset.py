@@ -4,6 +4,7 @@ import glob
 import hashlib
 import json
 import os
+import posixpath
 import re
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,7 @@ from dipole.vision.sources.labels import labels_of
 
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
 MOST = 1_000_000  # shards of a pattern
-VERSION = 4  # of the cached index
+VERSION = 5  # of the cached index
 ENDS = 1 << 20  # bytes at both ends of a file that identify it
 LABELS = (".cls", ".cls.txt")
 
@@ -174,21 +175,30 @@ def _index(path: Path) -> tuple[list[Sample], list[str]]:
     images: dict[str, Sample] = {}
     labels: dict[str, str] = {}
     left_out: list[str] = []
+    files: dict[str, tarfile.TarInfo] = {}
     with tarfile.open(path, "r:", tarinfo=CheckedHeader) as archive:
         for member in archive:
             folder, _, name = member.name.rpartition("/")
-            if not member.isreg() or name.startswith("."):
-                continue
             stem, _, rest = name.partition(".")
             key, suffix = f"{folder}/{stem}", f".{rest.lower()}"
-            if os.path.splitext(f"x{suffix}")[1] in SUFFIXES:
-                found = Sample(member.name, member.offset_data, member.size, None)
+            is_image = os.path.splitext(f"x{suffix}")[1] in SUFFIXES
+            file: tarfile.TarInfo | None = member
+            if member.islnk() or member.issym():
+                target = posixpath.join(folder * member.issym(), member.linkname)
+                file = files.get(posixpath.normpath(target))
+                if file is None and is_image:
+                    left_out.append(f"{path}: {member.name} (a link to {member.linkname}, which is not before it)")
+            if file is None or not file.isreg() or name.startswith("."):
+                continue
+            files[posixpath.normpath(member.name)] = file
+            if is_image:
+                found = Sample(member.name, file.offset_data, file.size, None)
                 if (first := images.setdefault(key, found)) is not found:
                     # x.jpg is the image of a sample with x.mask.png.
                     images[key], other = sorted((first, found), key=lambda each: each.name.count("."))
                     left_out.append(f"{path}: {other.name} (a second image of the sample {key.removeprefix('/')})")
             elif suffix.endswith(LABELS) or (suffix == ".json" and key not in labels):
-                label = _label(suffix, archive.extractfile(member).read())  # type: ignore[union-attr]
+                label = _label(suffix, archive.extractfile(file).read())  # type: ignore[union-attr]
                 if label is not None:
                     labels[key] = label
     if any(image.start + image.size > path.stat().st_size for image in images.values()):
