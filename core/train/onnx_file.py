@@ -44,23 +44,25 @@ def write_onnx(
     """
     check_onnx()
     named = {name: dict(enumerate(names)) for name, names in free.items()}
-    try:
-        _write(folder / FILE, module, tried[0], named)
-        off = _off(folder / FILE, module, tried)
-    except Exception as error:  # torch.export, torch.onnx, onnxscript and onnxruntime have no common base
+    writers = [_write, _write_traced]
+    if any(isinstance(part, nn.RNNBase) for part in module.modules()):
+        writers.reverse()  # `torch.export` unrolls recurrent networks, which takes a hundred times as long
+    errors = []
+    for write in writers:
         try:
+            write(folder / FILE, module, tried[0], named)
+            off = _off(folder / FILE, module, tried)
+            break
+        except Exception as error:  # torch.export, torch.onnx, onnxscript and onnxruntime have no common base
             if refused := disk_error(error):
                 raise refused from error
-            _write_traced(folder / FILE, module, tried[0], named)
-            off = _off(folder / FILE, module, tried)
-        except Exception as again:
-            if refused := disk_error(again):
-                raise refused from again
-            cause: BaseException = error
-            while cause.__cause__ is not None:  # the exporter's own errors only say how to report them
-                cause = cause.__cause__
-            reason = str(cause).strip().partition("\n")[0]
-            raise TrainingError(f"this network cannot be written as ONNX: {type(cause).__name__}: {reason}") from error
+            errors.append(error)
+    else:
+        cause: BaseException = errors[0]
+        while cause.__cause__ is not None:  # the exporter's own errors only say how to report them
+            cause = cause.__cause__
+        reason = str(cause).strip().partition("\n")[0]
+        raise TrainingError(f"this network cannot be written as ONNX: {type(cause).__name__}: {reason}") from errors[0]
     if not off <= TOLERANCE:
         raise TrainingError(f"{FILE} would give features that differ by {off:.2g} from the run's; it is not written.")
 
@@ -96,7 +98,7 @@ def _write(path: Path, module: nn.Module, example: Mapping[str, Tensor], free: M
 def _write_traced(
     path: Path, module: nn.Module, example: Mapping[str, Tensor], free: Mapping[str, Mapping[int, str]]
 ) -> None:
-    """Export by tracing the example, as `torch.export` fails on some shapes or fixes an axis that should be free."""
+    """Export by tracing the example: `torch.export` fails on some shapes or fixes an axis that should be free."""
     # If it fails, it would print thousands of lines.
     with _quiet(), mock.patch.object(torch._C, "_jit_onnx_log", create=True):
         torch.onnx.export(
@@ -104,7 +106,7 @@ def _write_traced(
             kwargs=dict(example),
             f=path,
             dynamo=False,
-            dynamic_axes={name: dict(axes) for name, axes in free.items()},
+            dynamic_axes={name: dict(axes) for name, axes in free.items()} | {OUTPUT: {0: "batch"}},
             input_names=list(example),
             output_names=[OUTPUT],
         )
