@@ -1,5 +1,7 @@
 """The cache of encoded corpora and pair tables: folders named by content, built by one process at a time."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import warnings
@@ -8,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from filelock import FileLock
@@ -19,10 +21,12 @@ from dipole.core.utils.errors import DataError
 from dipole.core.utils.files import atomic_write, disk_refusing
 from dipole.core.utils.progress import Progress
 from dipole.core.utils.rows import hub_version, is_saved, row_files
-from dipole.text.config import TextSettings
 from dipole.text.corpus import corpus_files, pydoc_documents
 from dipole.text.splitting import READER
 from dipole.text.vocabulary import Tokens
+
+if TYPE_CHECKING:
+    from dipole.text.config import TextSettings
 
 VERSION = 6  # of the folders' format
 LARGE = 32 << 20  # bytes of a corpus that is cached even if no folder is named

@@ -1,6 +1,5 @@
 """The [text] table of a recipe."""
 
-from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -11,15 +10,7 @@ from dipole.core.train.config import Settings
 from dipole.core.train.finetuning import FREEZE_HELP, LORA_HELP, WEIGHTS_HELP, FreezeSetting, LoraTable
 from dipole.core.utils.backbone import NetworkSource, Weights
 from dipole.core.utils.errors import ConfigError
-
-
-def check_columns(columns: Sequence[str]) -> None:
-    """Raise ConfigError if the names cannot be those of a table of pairs."""
-    if len(columns) < 2 or len(set(columns)) < len(columns) or not all(columns):
-        raise ConfigError(
-            f"columns must name an anchor, a positive and any negatives, each once, got {list(columns)}; for example "
-            f'["anchor", "positive", "negative"]'
-        )
+from dipole.text.pair_labels import check_columns
 
 
 class TextSettings(Settings):

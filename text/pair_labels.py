@@ -1,13 +1,13 @@
 """Labels of a pair table: which rows are pairs, how much they weigh, and labels that would be ignored."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from dipole.core.utils.errors import DataError
+from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.text import warn
 
 # Columns that tell pairs from other rows: QQP, PAWS, MRPC, STS-B, SICK, NLI sets and mined pairs. See `plain_name`.
@@ -18,6 +18,15 @@ USUAL = frozenset({
     "entailmentlabel", "entailmentjudgment", "judgment", "judgement", "match", "ismatch", "equivalent", "target",
 })  # fmt: skip
 WORDS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
+
+
+def check_columns(columns: Sequence[str]) -> None:
+    """Raise ConfigError if the names cannot be those of a table of pairs."""
+    if len(columns) < 2 or len(set(columns)) < len(columns) or not all(columns):
+        raise ConfigError(
+            f"columns must name an anchor, a positive and any negatives, each once, got {list(columns)}; for example "
+            f'["anchor", "positive", "negative"]'
+        )
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from dipole.core.utils.files import atomic_file, remove_scratch, replacing, scra
 from dipole.core.utils.rows import A_ROW_EACH, Located, located_rows, require_columns, texts_in
 from dipole.core.utils.text import counted, warn
 from dipole.text.cache import Told, hash_of, load_or_build, quiet, read_index, write_index
-from dipole.text.config import check_columns
-from dipole.text.pair_labels import ALL_ROWS, PairLabel, UnusedColumns, plain_name
+from dipole.text.pair_labels import ALL_ROWS, PairLabel, UnusedColumns, check_columns, plain_name
 from dipole.text.splitting import READER
 
 # Usual names, as `plain_name` compares them: anchor, positive, and negatives, which can have a number (negative_3).
