@@ -305,8 +305,8 @@ PROXIMAL = "infonce(temperature=0.05) + 1.0*cllr(solver=proximal, alpha=60)"
 BILINEAR = "infonce(similarity=bilinear, temperature=1)"
 
 
-def trainer_of(model, loss, out, steps=6, **arguments):
-    given = {"learning_rate": 1e-2, "save_steps": 3, "per_device_train_batch_size": 8} | arguments
+def trainer_of(model, loss, out, steps=4, **arguments):
+    given = {"learning_rate": 1e-2, "save_steps": 2, "per_device_train_batch_size": 8} | arguments
     args = Arguments(output_dir=str(out), max_steps=steps, report_to=[], disable_tqdm=True, use_cpu=True, **given)
     data = Dataset.from_dict({name: texts * 4 for name, texts in COLUMNS.items()})
     data = dict.fromkeys(loss, data) if isinstance(loss, dict) else data
@@ -336,7 +336,7 @@ def test_resumed_is_uninterrupted(folder, tmp_path, spec):
     start = {name: value.clone() for name, value in whole.objective.state_dict().items()}
     trainer.train()
     assert all(bool((value != start[name]).any()) for name, value in whole.objective.state_dict().items())
-    _, again = trained(folder, spec, tmp_path / "b", tmp_path / "a" / "checkpoint-3")  # another output folder
+    _, again = trained(folder, spec, tmp_path / "b", tmp_path / "a" / "checkpoint-2")  # another output folder
     assert difference(whole, again) == 0
 
 
@@ -354,7 +354,7 @@ def test_gradients_of_the_objective_are_those_of_one_step(folder, tmp_path):
 
 def test_a_moved_checkpoint(folder, tmp_path):
     _, whole = trained(folder, BILINEAR, tmp_path / "a")
-    moved = shutil.move(tmp_path / "a" / "checkpoint-3", tmp_path / "moved")
+    moved = shutil.move(tmp_path / "a" / "checkpoint-2", tmp_path / "moved")
     message = r"terms.0.W.*the checkpoint was moved.*load_objective"
     refused(CheckpointError, message, trained, folder, BILINEAR, tmp_path / "b", moved)
     other, again = made(folder, BILINEAR, tmp_path / "b")
@@ -368,8 +368,8 @@ def test_a_moved_checkpoint(folder, tmp_path):
 def test_a_checkpoint_of_another_loss_or_objective(folder, tmp_path):
     """Without parameters it resumes; an objective with some does not start from new ones in silence."""
     model = tiny_model(folder)
-    trainer_of(model, losses.MultipleNegativesRankingLoss(model), tmp_path, steps=3, save_only_model=True).train()
-    first, written = tmp_path / "checkpoint-3", tmp_path / "checkpoint-6"
+    trainer_of(model, losses.MultipleNegativesRankingLoss(model), tmp_path, steps=2, save_only_model=True).train()
+    first, written = tmp_path / "checkpoint-2", tmp_path / "checkpoint-4"
     assert not (first / "objective.safetensors").exists()
     trained(folder, "infonce", tmp_path, first)
     message = "written without the parameters of the objective"

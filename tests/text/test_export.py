@@ -35,7 +35,7 @@ from tests.runs import Record, refused
 from tests.text.made import CPU, text_adapter, write_rows
 from tests.text.test_using import ENCODERS, SENTENCES, make_encoder
 from tests.text.tiny_sentences import COLUMNS, tiny_model
-from tests.without_dipole import WITHOUT_DIPOLE
+from tests.without_dipole import WITHOUT_DIPOLE, run_here
 
 TEXTS = COLUMNS["anchor"]
 PAIRS = (TEXTS, COLUMNS["positive"])
@@ -295,7 +295,8 @@ def own_tokenizer(tmp_path):
     return load_tokens(tmp_path)
 
 
-def test_a_process_without_dipole_loads_every_kind_of_folder(tmp_path):
+@pytest.mark.parametrize("place", ["here", pytest.param("process", marks=pytest.mark.slow)])
+def test_a_program_without_dipole_loads_every_kind_of_folder(tmp_path, capsys, place):
     """With the library's own modules where they can say it, else with code of the folder, where that is allowed."""
     tokens = own_tokenizer(tmp_path)
     model = encoders.SentenceModel(small_transformer(len(tokens), 8, 1, 2, "cls"), None)
@@ -320,15 +321,18 @@ def test_a_process_without_dipole_loads_every_kind_of_folder(tmp_path):
     others = [[str(tmp_path / "transformers" / name), name != "bert", name == "bert"] for name in made]
     given = json.dumps([[str(folder) for folder in folders.values()], FILMS, others, sentences])
     environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
-    program = [sys.executable, "-c", WITHOUT_DIPOLE + ALONE, given]
-    found = subprocess.run(program, env=environment, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
+    if place == "here":
+        run_here(ALONE, given, tmp_path / "modules")
+        said = capsys.readouterr().out
+    else:
+        program = [sys.executable, "-c", WITHOUT_DIPOLE + ALONE, given]
+        said = subprocess.run(program, env=environment, capture_output=True, check=True, text=True).stdout
     for name, encoder in (code | plain).items():
         vectors = np.load(f"{folders[name]}.npy")
         for each in vectors:  # all at once, one by one, and saved again
             assert each == pytest.approx(encoder.encode(FILMS), abs=1e-5), name
         assert np.array_equal(vectors[0], vectors[2]), name
-    said = json.loads(found.stdout.splitlines()[-1])
+    said = json.loads(said.splitlines()[-1])
     assert set(said) == {str(folders[name]) for name in code}
     assert all("trust_remote_code=True" in message for message in said.values())
     for name, encoder in made.items():

@@ -57,7 +57,7 @@ def uninformative_features_of_many_scales():
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(400, 150)) * np.geomspace(9, 0.15, 150), draw.integers(6, size=400)
     subsets = np.arange(400)[:, None] % 5 != np.arange(6)
-    exactly = {"tol": 1e-10, "max_iter": 2000, "solver": "newton-cg"}
+    exactly = {"tol": 1e-10, "max_iter": 2000, "solver": "newton-cg", "every": 2}
     return (x, y, subsets, [0.25, 4.0, 64.0], (0, 5), 0.9975), exactly
 
 
@@ -85,8 +85,8 @@ def test_a_subset_that_is_given_twice_is_answered_twice(classes):
 
 
 def test_hundreds_of_classes_and_collinear_huge_and_constant_features_reach_the_optimum():
-    x, y = blobs(700, 10, 310, seed=8)
-    found = solve_subsets(x, y, np.ones((700, 1), dtype=bool), [0.25, 4.0], tolerance=1e-4)
+    x, y = blobs(420, 8, 210, seed=8)
+    found = solve_subsets(x, y, np.ones((420, 1), dtype=bool), [0.25, 4.0], tolerance=1e-4)
     assert found.converged.all()
     for labels, c in zip(found.labels, [0.25, 4.0], strict=True):
         model = LogisticRegression(C=c, tol=1e-5, max_iter=2000).fit(x - x.mean(0), y)
@@ -138,13 +138,12 @@ def written_out(x, y, train, dev, decay, settings, seed, classes):
         return best, model(x).argmax(1).numpy()
 
 
-@pytest.mark.parametrize("settings", [
-    Classifier(max_epoch=24),
-    Classifier(optim="rmsprop", batch_size=32, tenacity=3, epoch_size=2, max_epoch=16),
-    Classifier(optim="sgd,lr=0.05", max_epoch=20),
-    Classifier(nhid=8, dropout=0.3, max_epoch=16),
+@pytest.mark.parametrize(("classes", "settings"), [
+    (2, Classifier(max_epoch=24)),
+    (3, Classifier(optim="rmsprop", batch_size=32, tenacity=3, epoch_size=2, max_epoch=16)),
+    (3, Classifier(optim="sgd,lr=0.05", max_epoch=20)),
+    (2, Classifier(nhid=8, dropout=0.3, max_epoch=16)),
 ], ids=["literature", "prototyping", "sgd", "hidden-dropout"])  # fmt: skip
-@pytest.mark.parametrize("classes", [2, 3])
 def test_stepping_together_equals_one_fit_after_another(settings, classes):
     x, y = blobs(203, 6, classes, spread=1.5)
     rows, labels = torch.tensor(x, dtype=torch.float32), torch.tensor(y)
@@ -201,10 +200,10 @@ def test_senteval_sklearn_and_fast_follow_the_nested_protocol():
     task, x = toy_task()
     y = np.array(task.splits["all"].labels)
     grid = [2.0**t for t in range(-2, 4)]
-    found = classify(task, task.splits, x, ProbeSettings("senteval-sklearn", 5))
-    assert (found.dev, found.test) == sklearn_nested(x["all"], y, 5, grid)
-    fast = classify(task, task.splits, x, ProbeSettings("fast", 5))
-    exact = sklearn_nested(x["all"], y, 5, grid, tol=1e-8, max_iter=5000)
+    found = classify(task, task.splits, x, ProbeSettings("senteval-sklearn", 3))
+    assert (found.dev, found.test) == sklearn_nested(x["all"], y, 3, grid)
+    fast = classify(task, task.splits, x, ProbeSettings("fast", 3))
+    exact = sklearn_nested(x["all"], y, 3, grid, tol=1e-8, max_iter=5000)
     assert fast.test == pytest.approx(exact[1], abs=0.1)
     assert fast.dev == pytest.approx(exact[0], abs=0.1)
 
@@ -231,13 +230,12 @@ def test_every_protocol_learns_an_easy_task_and_guesses_a_random_one(protocol):
     assert 25 < classify(task, task.splits, noise, settings).test < 75
 
 
-@pytest.mark.parametrize("classes", [2, 3])
-@pytest.mark.parametrize(("protocol", "classifier"), [
-    ("fast", Classifier()),
-    ("skip-thoughts", Classifier()),
-    ("senteval-torch", Classifier(optim="sgd,lr=0.1", max_epoch=8)),
-    ("senteval-torch", Classifier(optim="adam", max_epoch=8)),
-    ("senteval-torch", Classifier(optim="rmsprop", nhid=4, dropout=0.2, max_epoch=8)),
+@pytest.mark.parametrize(("classes", "protocol", "classifier"), [
+    (2, "fast", Classifier()),
+    (3, "skip-thoughts", Classifier()),
+    (2, "senteval-torch", Classifier(optim="sgd,lr=0.1", max_epoch=8)),
+    (3, "senteval-torch", Classifier(optim="adam", max_epoch=8)),
+    (2, "senteval-torch", Classifier(optim="rmsprop", nhid=4, dropout=0.2, max_epoch=8)),
 ])  # fmt: skip
 def test_classifiers_on_a_device_answer_what_they_do_here(protocol, classifier, classes):
     """On a stand-in that refuses tensors of the processor; answers come back, features do not."""

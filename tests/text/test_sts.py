@@ -1,6 +1,7 @@
 """Similarity tasks in SentEval's folder layout: by cosine, by split, and as the numbers and tables of a record."""
 
 import json
+from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,17 +18,24 @@ from dipole.text.senteval.scoring import numbers_of
 from dipole.text.senteval.tables import sts_table, written_tables
 from dipole.text.senteval.tasks import STS
 from tests.runs import refused
-from tests.text.made import text_adapter
+from tests.text.made import text_adapter, write_rows
 from tests.text.tiny_sentences import tiny_model
 
 TINY = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, vocab_size=9)
 WORDS = np.array([f"w{i}" for i in range(40)])
 
 
+TABLE = np.random.default_rng(0).normal(size=(40, 6))
+
+
+@cache
+def vector(sentence):
+    return TABLE[[int(word[1:]) for word in sentence.split()]].sum(0)
+
+
 def encode(sentences):
     """Sums of fixed random word vectors."""
-    table = dict(zip(WORDS, np.random.default_rng(0).normal(size=(40, 6)), strict=True))
-    return np.stack([sum((table[w] for w in s.split()), np.zeros(6)) for s in sentences])
+    return np.stack([vector(sentence) for sentence in sentences])
 
 
 def cosines(pairs):
@@ -41,7 +49,9 @@ def folder(tmp_path_factory):
     root, draw, truth = tmp_path_factory.mktemp("senteval"), np.random.default_rng(1), {}
 
     def write(file, line, key, count, head=""):
-        pairs = [tuple(" ".join(draw.choice(WORDS, size=draw.integers(2, 7))) for _ in range(2)) for _ in range(count)]
+        words, lengths = WORDS[draw.integers(40, size=(2 * count, 6))].tolist(), draw.integers(2, 7, size=2 * count)
+        texts = iter([" ".join(row[:length]) for row, length in zip(words, lengths, strict=True)])
+        pairs = list(zip(texts, texts, strict=True))
         gold = np.round(draw.uniform(0, 5, count), 2)
         truth[key], rows = [pairs, gold], [(a, b, y) for (a, b), y in zip(pairs, gold, strict=True)]
         path = root / "downstream" / file
@@ -107,7 +117,8 @@ def test_the_table_of_a_run_has_a_mean_of_seven_test_columns(folder, tmp_path):
     part = {task: found[task] for task in tasks[:3]}
     assert sts_table({"mine": part}).splitlines()[1].split()[-1] == "-"
     settings = {"pairs": "views", "dropout": 0.1, "encoder": "bow", "word_size": 4, "limit": 100}
-    settings |= {"senteval": str(folder[0]), "tasks": ("STSBenchmark-cosine",)}
+    corpus = write_rows(tmp_path / "corpus.jsonl", [{"sentences": ["w1 w2.", "w3 w4."]}] * 10)
+    settings |= {"senteval": str(folder[0]), "tasks": ("STSBenchmark-cosine",), "corpus": corpus}
     adapter = text_adapter(settings, workdir=tmp_path)
     found = adapter.evaluate(None)
     assert {"senteval/STSBenchmark-cosine/dev/spearman", "senteval/STSBenchmark-cosine/test/spearman"} <= set(found)
@@ -193,8 +204,10 @@ def models(tmp_path_factory):
 def test_models_are_scored_as_their_own_vectors(folder, models, size):
     sentences, transformer = models
 
+    vectors = cache(lambda text: sentences.encode(text, show_progress_bar=False))
+
     def own(texts):
-        return np.stack([sentences.encode(text, show_progress_bar=False) for text in texts])
+        return np.stack([vectors(text) for text in texts])
 
     wanted = senteval.evaluate(own, ["STS13"], folder[0], progress=False)["STS13"]["all"]["spearman"]["all"]
     transformer.train()
