@@ -237,6 +237,12 @@ class Encoders:
         """The momentum critic's encoder, of the positives."""
         return self.critic_target.features_extractor
 
+    def set_training_mode(self, mode: bool) -> None:
+        mine: Any = self
+        if mode != mine.training:  # SB3 sets it before every action, and walks through all modules
+            inherited: Any = super()
+            inherited.set_training_mode(mode)
+
     def _build(self, lr_schedule: Schedule) -> None:
         policy: Any = self
         self.actor, self.critic, self.critic_target = policy.make_actor(), policy.make_critic(), policy.make_critic()

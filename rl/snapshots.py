@@ -108,9 +108,9 @@ def resume(
         TrainingError: replay cannot fit into memory.
     """
     folder = Path(folder)
-    check(folder)
+    manifest = check(folder)
     agent: PixelAgent = open_agent(folder / "agent.zip", cls, env, device, objective, **given)
-    restore(agent, folder)
+    _restore_state(agent, folder, manifest)
     return agent
 
 
@@ -120,6 +120,11 @@ def restore(agent: PixelAgent, folder: str | Path) -> None:
     manifest = check(folder)
     with description.readable(f"the checkpoint {folder} cannot be read"):
         description.load_weights(agent, folder / "agent.zip")
+    _restore_state(agent, folder, manifest)
+
+
+def _restore_state(agent: PixelAgent, folder: Path, manifest: dict[str, Any]) -> None:
+    with description.readable(f"the checkpoint {folder} cannot be read"):
         agent.replay_buffer.load_counters(plain_state.read(folder, "replay"))
         read_replay(folder, agent.replay_buffer, manifest["replay"])
         _take(agent, plain_state.read(folder, "state"))
