@@ -20,7 +20,7 @@ TINY = {
 }  # fmt: skip
 
 
-QUICK = ("train.batch_size=16", "rl.learning_starts=40", "rl.episodes=2", "rl.filters=8", "device=cpu")
+QUICK = ("train.batch_size=8", "rl.learning_starts=20", "rl.episodes=2", "rl.filters=8", "device=cpu")
 """Settings of a short run of a recipe."""
 
 
@@ -95,7 +95,7 @@ def tiny_agent():
     return tiny
 
 
-def assert_resumes(make, env, folder, steps=20, more=10, **given):
+def assert_resumes(make, env, folder, steps=14, more=4, **given):
     """Check that a checkpoint continues as the agent that wrote it. Return both."""
     agent = make(env()).learn(steps)
     snapshots.save(agent, folder / "saved")

@@ -46,3 +46,31 @@ class Dying(DotEnv):
                 time.sleep(600)
             os._exit(3)
         return super().step(action)
+
+
+class FailingAt(DotEnv):
+    """Raises at chosen steps of its life."""
+
+    def __init__(self, at=(), resets=()):
+        super().__init__()
+        self.at, self.resets, self.life, self.starts = set(at), set(resets), 0, 0
+
+    def step(self, action):
+        self.life += 1
+        if self.life in self.at:
+            raise FloatingPointError("the cart left the universe")
+        return super().step(action)
+
+    def reset(self, **kwargs):
+        self.starts += 1
+        if self.starts in self.resets:
+            raise OSError("no reset today")
+        return super().reset(**kwargs)
+
+
+def unmakeable():
+    raise OSError("no such world")
+
+
+def limited():
+    return gymnasium.wrappers.NormalizeReward(gymnasium.wrappers.TimeLimit(DotEnv(), 5))

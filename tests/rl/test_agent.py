@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.wrappers import TransformObservation
+from gymnasium.wrappers import TimeLimit, TransformObservation
 from packaging.requirements import Requirement
 from packaging.version import Version
 from stable_baselines3.common.callbacks import CheckpointCallback, EvalCallback
@@ -130,14 +130,15 @@ def test_several_environments_update_once_for_each_transition_and_channels_last_
 
 
 def test_callbacks_and_loggers_of_sb3_work(tiny_agent, tmp_path):
-    agent = tiny_agent()
+    agent = tiny_agent(TimeLimit(DotEnv(), 6))
     agent.set_logger(configure(str(tmp_path), ["csv"]))
-    best = EvalCallback(Monitor(DotEnv()), n_eval_episodes=1, eval_freq=30, log_path=str(tmp_path), verbose=0)
-    agent.learn(60, log_interval=1, callback=[best, CheckpointCallback(20, str(tmp_path), save_replay_buffer=True)])
+    env = Monitor(TimeLimit(DotEnv(), 6))
+    best = EvalCallback(env, n_eval_episodes=1, eval_freq=12, log_path=str(tmp_path), verbose=0)
+    agent.learn(24, log_interval=1, callback=[best, CheckpointCallback(8, str(tmp_path), save_replay_buffer=True)])
     assert len(np.load(tmp_path / "evaluations.npz")["results"]) == 2
-    loaded = ContrastiveSAC.load(tmp_path / "rl_model_60_steps.zip", device="cpu")
-    loaded.load_replay_buffer(tmp_path / "rl_model_replay_buffer_60_steps.pkl")
-    assert len(loaded.replay_buffer) == 59  # SB3 calls callbacks before it stores the step
+    loaded = ContrastiveSAC.load(tmp_path / "rl_model_24_steps.zip", device="cpu")
+    loaded.load_replay_buffer(tmp_path / "rl_model_replay_buffer_24_steps.pkl")
+    assert len(loaded.replay_buffer) == 23  # SB3 calls callbacks before it stores the step
     header = (tmp_path / "progress.csv").read_text().splitlines()[0].split(",")
     assert {"train/contrast_loss", "train/critic_loss", "train/ent_coef", "time/environment_steps"} <= set(header)
 
@@ -303,50 +304,42 @@ def test_images_need_not_be_square(tiny_agent, tmp_path, augmentation):
     assert (again.predict(observation, deterministic=True)[0] == expected).all()
 
 
-@pytest.mark.parametrize(("joint", "mode"), [(False, True), (True, True), (False, "reduce-overhead")])
+@pytest.mark.parametrize(("joint", "mode"), [(True, True), (False, "reduce-overhead")])
 def test_compiled_the_agent_is_the_same(tiny_agent, monkeypatch, joint, mode, tmp_path):
     """Traced by Dynamo and run as it was written; what Inductor fuses is rounded otherwise."""
-    plain = tiny_agent(objective="infonce + dp", joint_backward=joint).learn(16)
-    traced, marks = {}, []
+    plain = tiny_agent(objective="infonce + dp", joint_backward=joint).learn(14)
+    traced, marks, graphs = {}, [], []
+
+    def backend(graph, inputs):
+        graphs.append(len(graph.graph.nodes))
+        return graph.forward
 
     def compile_eagerly(function, mode, **options):
         traced[function.__name__] = mode
-        return original(function, backend="eager", **options)
+        return original(function, backend=backend, **options)
 
     def mark():
         marks.append(compiled.num_timesteps)
         begin()
 
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     original, begin = torch.compile, torch.compiler.cudagraph_mark_step_begin
     monkeypatch.setattr(torch, "compile", compile_eagerly)
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", mark)
     compiled = tiny_agent(objective="infonce + dp", joint_backward=joint, compile=mode)
-    compiled.learn(16)
+    compiled.learn(14)
     assert traced == dict.fromkeys(("convolve", "head", "distribution"), None if mode is True else mode)
+    # Every call is one graph: a break would give a part back to Python.
+    assert graphs
+    if Version(torch.__version__) >= Version("2.12"):  # 2.11 cannot trace whether there is autocast
+        assert not torch._dynamo.utils.counters["graph_break"]
     # A CUDA graph may write over what it returned before each action and each update, and never within one.
-    assert len(marks) == (0 if mode is True else 6 + 6)
+    assert len(marks) == (0 if mode is True else 4 + 4)
     for name, value in plain.policy.state_dict().items():
         assert torch.equal(compiled.policy.state_dict()[name], value), name
     compiled.save(tmp_path / "agent.zip")
     assert open_agent(tmp_path / "agent.zip", type(plain), device="cpu").settings.compile == mode
-
-
-@pytest.mark.skipif(Version(torch.__version__) < Version("2.12"), reason="2.11 cannot trace whether there is autocast")
-@pytest.mark.parametrize("joint", [False, True])
-def test_no_compiled_network_breaks_its_graph(tiny_agent, monkeypatch, joint):
-    """Of what `compile` is given every call is one graph: a break would give a part back to Python."""
-    original, graphs = torch.compile, []
-
-    def count(graph, inputs):
-        graphs.append(len(graph.graph.nodes))
-        return graph.forward
-
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    monkeypatch.setattr(torch, "compile", lambda each, mode, **options: original(each, backend=count, **options))
-    tiny_agent(objective="infonce + dp", joint_backward=joint, compile=True).learn(16)
-    assert graphs
-    assert not torch._dynamo.utils.counters["graph_break"]
 
 
 def asked(package: str, python: str, extra: str = "") -> dict[str, Requirement]:

@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.wrappers import TransformObservation
+from gymnasium.wrappers import TimeLimit, TransformObservation
 from stable_baselines3 import A2C, DQN, PPO, SAC, TD3, HerReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback, EveryNTimesteps
 from stable_baselines3.common.callbacks import CallbackList as BaseCallbackList
@@ -52,12 +52,12 @@ def test_sac_gains_the_objective_that_it_is_given(text):
     agent, given = sac(), dipole.objective(text)
     callback = ContrastiveCallback(given, batch_size=16, updates=2)
     encoder = agent.critic.features_extractor
-    agent.learn(20, callback=callback)
+    agent.learn(14, callback=callback)
     start = [p.detach().clone() for p in [*given.parameters(), *callback.keys.parameters()]]
     # Without the agent's own updates only the contrast moves the encoder.
     agent.gradient_steps = 0
     before = [p.detach().clone() for p in encoder.parameters()]
-    agent.learn(5, callback=callback, reset_num_timesteps=False)
+    agent.learn(2, callback=callback, reset_num_timesteps=False)
     assert (callback.encoder, callback.contrast) == (encoder, given)
     assert all(not torch.equal(a, b) for a, b in zip(before, encoder.parameters(), strict=True))
     moved = [*given.parameters(), *callback.keys.parameters()]
@@ -65,10 +65,10 @@ def test_sac_gains_the_objective_that_it_is_given(text):
 
 
 def test_the_contrastive_loss_falls():
-    agent, callback = sac(), ContrastiveCallback(batch_size=32, updates=3, learning_rate=3e-3)
+    agent, callback = sac(learning_starts=16), ContrastiveCallback(batch_size=16, updates=3, learning_rate=3e-3)
     losses = record_losses(callback)
     agent.gradient_steps = 0
-    agent.learn(50, callback=callback)
+    agent.learn(30, callback=callback)
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
 
 
@@ -84,7 +84,7 @@ def test_several_positives_are_several_views():
 def test_a_callback_belongs_to_one_agent_and_stops_before_a_step_that_is_not_finite():
     agent, callback = sac(), ContrastiveCallback("infonce", batch_size=16)
     agent.learn(12, callback=callback)
-    agent.learn(8, callback=callback, reset_num_timesteps=False)
+    agent.learn(2, callback=callback, reset_num_timesteps=False)
     refused(ConfigError, r"belongs to another agent.*make one for each", sac().learn, 12, callback=callback)
     sac().learn(12, callback=ContrastiveCallback(callback.contrast, batch_size=8))
     before = [p.detach().clone() for p in callback.encoder.parameters()]
@@ -179,7 +179,7 @@ def test_short_rollout_is_one_batch_of_different_observations(make, sizes):
     callback = ContrastiveCallback(updates=3)
     seen, losses, step = [], [], callback._step
     callback._step = lambda batch: (seen.append(len(batch)), losses.append(step(batch)))[1] or losses[-1]
-    agent.learn(200, callback=callback)
+    agent.learn(60, callback=callback)
     assert set(seen) <= sizes
     assert max(seen) == max(sizes)
     assert all(0 <= loss < 30 for loss in losses)
@@ -225,7 +225,7 @@ def saved_agents(algorithm, folder):
     def learner():
         return ContrastiveCallback("infonce(similarity=bilinear) + 0.1*dp", batch_size=8)
 
-    agent, first = made(algorithm, learning_starts=8) if algorithm is SAC else made(algorithm), learner()
+    agent, first = made(SAC, learning_starts=8, train_freq=4) if algorithm is SAC else made(algorithm), learner()
     best = EvalCallback(DotEnv(size=36), None, None, 1, 20, best_model_save_path=folder, verbose=0)
     agent.learn(32, callback=[first, best])
     agent.save(folder / "agent.zip")
@@ -281,7 +281,7 @@ def test_off_policy_agents_step_whenever_they_learn(wrap, settings, steps, expec
 
 
 def test_loaded_agents_step_at_once(tmp_path):
-    made(SAC, learning_starts=20).learn(30).save(tmp_path / "agent")
+    made(SAC, learning_starts=20).learn(22).save(tmp_path / "agent")
     agent, callback = SAC.load(tmp_path / "agent", env=DotEnv(size=36), device="cpu"), ContrastiveCallback()
     losses = record_losses(callback)
     agent.learn(5, callback=callback, reset_num_timesteps=False)
@@ -290,7 +290,7 @@ def test_loaded_agents_step_at_once(tmp_path):
 
 @pytest.mark.parametrize(
     ("wrap", "steps"),
-    [(None, 8), (every(4), 4), (lambda each: EvalCallback(DotEnv(size=36), None, each, 1, 4, verbose=0), 4)],
+    [(None, 8), (every(4), 4), (lambda each: EvalCallback(TimeLimit(DotEnv(size=36), 3), None, each, 1, 4), 4)],
 )
 def test_on_policy_agents_step_after_their_update(wrap, steps):
     """With one whole-batch epoch the policy of the update is that of the rollout: its KL to itself is 0."""
@@ -377,11 +377,11 @@ def test_both_sides_have_one_mode_and_the_copy_follows_buffers(algorithm, owner)
 def test_replay_is_seen_as_the_agent_sees_it():
     """Vectors are normalised by the agent's VecNormalize, as in its own updates."""
     env = VecNormalize(DummyVecEnv([both]), norm_obs_keys=["state"])
-    agent = made(SAC, env, "MultiInputPolicy", learning_starts=5)
+    agent = made(SAC, env, "MultiInputPolicy", learning_starts=5, gradient_steps=0)
     callback, seen = ContrastiveCallback(batch_size=8), []
     step = callback._step
     callback._step = lambda batch: seen.append(batch["state"]) or step(batch)
-    agent.learn(40, callback=callback)
+    agent.learn(25, callback=callback)
     assert float(seen[-1].abs().max()) > 1.01  # of numbers in [0, 1], shown with unit variance
 
 
@@ -413,11 +413,11 @@ def counted(first, last, total):
 def test_a_callback_and_an_agent_tell_step_and_total(tiny_agent):
     for every_steps in (1, 2):
         term = Counts()
-        tiny_agent(objective=term, contrast_every=every_steps).learn(20)
+        tiny_agent(objective=term, contrast_every=every_steps).learn(15)
         assert term.seen
         assert term.seen == counted(1, len(term.seen), len(term.seen))
     term = Counts()
-    agent, callback = sac(train_freq=2), ContrastiveCallback(term, batch_size=12, updates=3)
+    agent, callback = sac(train_freq=2, gradient_steps=0), ContrastiveCallback(term, batch_size=12, updates=3)
     agent.learn(21, callback=callback)  # 11 rollouts of 2 steps, the first 5 of which have fewer than 12 observations
     assert term.seen == counted(1, 18, 18)
     agent.learn(4, callback=callback, reset_num_timesteps=False)
@@ -426,7 +426,7 @@ def test_a_callback_and_an_agent_tell_step_and_total(tiny_agent):
     made(PPO, n_steps=8).learn(20, callback=ContrastiveCallback(term, updates=2))
     assert term.seen == counted(1, 6, 6)
     term = Counts()
-    sac(train_freq=(1, "episode")).learn(40, callback=ContrastiveCallback(term, batch_size=8))
+    sac(train_freq=(1, "episode"), gradient_steps=1).learn(40, callback=ContrastiveCallback(term, batch_size=8))
     assert {total for _, total in term.seen} == {None}  # the number of episodes is unknown
     assert [step for step, _ in term.seen] == list(range(1, len(term.seen) + 1))
 

@@ -28,10 +28,10 @@ from tests.systems import links
 
 
 def test_the_callback_evaluates_on_time_and_training_does_not_notice(tiny_agent, tmp_path):
-    plain = tiny_agent().learn(40)
-    agent = tiny_agent()
+    plain = tiny_agent(learning_starts=30).learn(36)
+    agent = tiny_agent(learning_starts=30)
     callback = EvaluationCallback(DotEnv(), every=15, episodes=1, folder=tmp_path, video_every=2)
-    agent.learn(40, callback=callback)
+    agent.learn(36, callback=callback)
     assert [each.environment_steps for each in callback.history] == [0, 15, 30]
     state = plain.policy.state_dict()
     assert all(torch.equal(state[name], value) for name, value in agent.policy.state_dict().items())

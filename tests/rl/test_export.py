@@ -26,8 +26,8 @@ from dipole.rl.export import name_of
 from tests.rl.conftest import QUICK
 from tests.runs import refused
 
-SETTINGS = [*QUICK, "objective=infonce(similarity=bilinear) + 0.5*dp", "train.steps=90", "train.evaluate_every=90"]
-SETTINGS += ["train.checkpoint_every=90", "train.learning_rate=3e-4", "rl.hidden=[32]", "rl.beta=0.8"]
+SETTINGS = [*QUICK, "objective=infonce(similarity=bilinear) + 0.5*dp", "train.steps=60", "train.evaluate_every=60"]
+SETTINGS += ["train.checkpoint_every=60", "train.learning_rate=3e-4", "rl.hidden=[32]", "rl.beta=0.8"]
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ class World(gymnasium.Env):
     action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
-        self.left = 30
+        self.left = 10
         return self.observation_space.sample(), {}
     def step(self, action):
         self.left -= 1
@@ -105,7 +105,7 @@ for source in "zip", "networks.py":
     mean, _ = evaluate_policy(agent, agent.get_env(), n_eval_episodes=2)
     convolutions = agent.critic.features_extractor.convs[0].weight
     before = convolutions.detach().clone()
-    agent.learn(30)
+    agent.learn(10)
     assert agent.actor.features_extractor.convs[0].weight is convolutions
     moved = float((convolutions - before).abs().max())
     found.append([played.tolist(), mean, moved, agent.policy.__class__.__name__])
@@ -122,7 +122,7 @@ def test_stable_baselines3_alone_plays_and_learns(run, exported, seen, tmp_path,
     assert len(found) == 2
     for played, mean, moved, name in found:
         np.testing.assert_array_equal(np.array(played, np.float32), expected)
-        assert (mean, name) == (30, "PixelPolicy")
+        assert (mean, name) == (10, "PixelPolicy")
         assert moved > 0
 
 
@@ -136,7 +136,7 @@ def test_exported_agent_has_objective_and_settings_of_the_run_and_learns(run, ex
     record, adapter, objective = load_run(RunFolder(run[0]), "cpu")
     assert agent.settings.objective == record.objective == str(agent.contrast)
     assert (agent.learning_rate, agent.settings.learning_rate) == (3e-4, 3e-4)
-    assert (agent.settings.batch_size, agent.settings.beta, agent.num_timesteps) == (16, 0.8, 90)
+    assert (agent.settings.batch_size, agent.settings.beta, agent.num_timesteps) == (8, 0.8, 60)
     assert torch.equal(agent.contrast.terms[0].W, objective.terms[0].W)
     assert not torch.equal(agent.contrast.terms[0].W.detach().round(), torch.eye(50))
     played = [each.predict(seen, deterministic=True)[0] for each in (agent, adapter.agent)]
@@ -144,7 +144,7 @@ def test_exported_agent_has_objective_and_settings_of_the_run_and_learns(run, ex
     temperature = float(agent.log_ent_coef.detach().exp())
     assert temperature != pytest.approx(adapter.agent.settings.initial_temperature)  # trained, and carried
     W = agent.contrast.terms[0].W.detach().clone()
-    agent.learn(50)
+    agent.learn(25)
     assert agent._n_updates > 0
     assert not torch.equal(W, agent.contrast.terms[0].W)
 

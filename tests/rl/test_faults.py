@@ -15,32 +15,12 @@ from dipole.core.utils.errors import CheckpointError, ConfigError, TrainingError
 from dipole.rl import CheckpointCallback, ContrastiveSAC, DotEnv, WorkerVecEnv, make_env, plain_state, resume, snapshots
 from dipole.rl.envs.running.faults import PATIENCE, Guard, guarded
 from tests.rl.conftest import assert_resumes, same
-from tests.rl.in_workers import Dying
+from tests.rl.in_workers import Dying, FailingAt, limited, unmakeable
 from tests.runs import refused
 
 
-class Failing(DotEnv):
-    """Raises at chosen steps of its life."""
-
-    def __init__(self, at=(), resets=()):
-        super().__init__()
-        self.at, self.resets, self.life, self.starts = set(at), set(resets), 0, 0
-
-    def step(self, action):
-        self.life += 1
-        if self.life in self.at:
-            raise FloatingPointError("the cart left the universe")
-        return super().step(action)
-
-    def reset(self, **kwargs):
-        self.starts += 1
-        if self.starts in self.resets:
-            raise OSError("no reset today")
-        return super().reset(**kwargs)
-
-
 def test_a_step_that_raises_ends_the_episode_as_truncated_and_training_goes_on(tiny_agent):
-    env = Guard(Failing(at={3}))
+    env = Guard(FailingAt(at={3}))
     env.reset(seed=11)
     last = [env.step(np.zeros(2))[0] for _ in range(2)][-1]
     observation, reward, terminated, truncated, info = env.step(np.zeros(2))
@@ -50,7 +30,7 @@ def test_a_step_that_raises_ends_the_episode_as_truncated_and_training_goes_on(t
     assert info["fault"] == {"error": error, "step": 3, "episode": 1, "seed": 11}
     env.reset()
     assert "fault" not in env.step(np.zeros(2))[4]
-    agent = tiny_agent(Failing(at={7, 15}, resets={3}))
+    agent = tiny_agent(FailingAt(at={7, 15}, resets={3}))
     with pytest.warns(RuntimeWarning, match=r"environment 0 failed at its step 7 \(episode 1 after seed 0\)"):
         agent.learn(25)
     assert [fault["step"] for fault in agent.faults] == [7, 15]
@@ -61,7 +41,7 @@ def test_a_step_that_raises_ends_the_episode_as_truncated_and_training_goes_on(t
 
 @pytest.mark.parametrize("in_worker", [False, True])
 def test_an_environment_that_is_broken_for_good_stops_the_run(tiny_agent, workers, in_worker):
-    env = workers([partial(Failing, range(10, 200))]) if in_worker else Failing(at=range(10, 200))
+    env = workers([partial(FailingAt, range(10, 200))]) if in_worker else FailingAt(at=range(10, 200))
     with pytest.warns(RuntimeWarning):
         refused(TrainingError, f"fault number {PATIENCE} in a row|5 faults in", tiny_agent(env).learn, 40)
 
@@ -72,7 +52,7 @@ def test_an_environment_that_is_broken_for_good_stops_the_run(tiny_agent, worker
 )
 def test_a_worker_that_dies_or_hangs_is_restarted(tiny_agent, tmp_path, workers, at, episode, hangs, reason):
     env = workers([partial(Dying, str(tmp_path / "died"), at, hangs), DotEnv], timeout=2 if hangs else 60)
-    agent = tiny_agent(env)
+    agent = tiny_agent(env, learning_starts=100)
     said = rf"environment 0 failed at its step {at} \(episode {episode} after seed 0\).*{reason}"
     with pytest.warns(RuntimeWarning, match=said):
         agent.learn(120)
@@ -104,10 +84,6 @@ def test_a_worker_that_dies_between_two_calls_is_restarted(tiny_agent, tmp_path,
     assert not any(process.is_alive() for process in env.processes)
 
 
-def unmakeable():
-    raise OSError("no such world")
-
-
 @pytest.mark.parametrize("task", ["dot", "dot in a worker", "cheetah-run"])
 def test_resume_in_the_middle_is_bit_exact(tiny_agent, tmp_path, task, request, workers):
     if task == "cheetah-run":
@@ -118,15 +94,15 @@ def test_resume_in_the_middle_is_bit_exact(tiny_agent, tmp_path, task, request, 
             return workers([partial(make_env, "dot")])
         return make_env(task, size=28, rendering="fast") if task == "cheetah-run" else make_env(task)
 
-    straight = tiny_agent(env()).learn(40)
+    straight = tiny_agent(env()).learn(20)
     first = tiny_agent(env())
-    first.learn(30, callback=CheckpointCallback(tmp_path, every=9))
-    assert [path.name for path in snapshots.checkpoints(tmp_path)] == ["agent-000000018", "agent-000000027"]
+    first.learn(20, callback=CheckpointCallback(tmp_path, every=6))
+    assert [path.name for path in snapshots.checkpoints(tmp_path)] == ["agent-000000012", "agent-000000018"]
     np.random.seed(99)
     torch.manual_seed(99)
-    again = resume(tmp_path / "agent-000000018", env(), device="cpu")
-    assert again.num_timesteps == 18
-    again.learn(22, reset_num_timesteps=False)
+    again = resume(tmp_path / "agent-000000012", env(), device="cpu")
+    assert again.num_timesteps == 12
+    again.learn(8, reset_num_timesteps=False)
     assert same(straight, again)
     assert again.environment_steps == straight.environment_steps
     one, two = (each.contrast_optimizer.state_dict()["state"] for each in (straight, again))
@@ -142,12 +118,12 @@ def test_correlated_action_noise_resumes_bit_for_bit(tiny_agent, tmp_path, envs)
         return env, OrnsteinUhlenbeckActionNoise(np.zeros(2), np.full(2, 0.3))
 
     env, noise = parts()
-    straight = tiny_agent(env, action_noise=noise).learn(40 * envs)
+    straight = tiny_agent(env, action_noise=noise).learn(20 * envs)
     env, noise = parts()
-    tiny_agent(env, action_noise=noise).learn(30 * envs, callback=CheckpointCallback(tmp_path, every=20 * envs))
+    tiny_agent(env, action_noise=noise).learn(16 * envs, callback=CheckpointCallback(tmp_path, every=12 * envs))
     env, noise = parts()
     again = resume(snapshots.checkpoints(tmp_path)[0], env, device="cpu", action_noise=noise)
-    again.learn(40 * envs - again.num_timesteps, reset_num_timesteps=False)
+    again.learn(20 * envs - again.num_timesteps, reset_num_timesteps=False)
     assert same(straight, again)
     other = NormalActionNoise(np.zeros(2), np.ones(2))
     with pytest.raises(CheckpointError, match=r"written with the action_noise .*Noise, this agent has NormalAction"):
@@ -260,12 +236,8 @@ def test_a_wrapper_continues_where_it_was(name, tmp_path):
 @pytest.mark.parametrize("in_worker", [False, True])
 def test_a_resumed_episode_keeps_its_limit_bit_for_bit(tiny_agent, tmp_path, in_worker, workers):
     env = (lambda: workers([limited])) if in_worker else limited
-    straight, again = assert_resumes(tiny_agent, env, tmp_path, 31, 9)
-    assert [each["l"] for each in again.ep_info_buffer] == [each["l"] for each in straight.ep_info_buffer] == [13] * 3
-
-
-def limited():
-    return wrappers.NormalizeReward(wrappers.TimeLimit(DotEnv(), 13))
+    straight, again = assert_resumes(tiny_agent, env, tmp_path, 13, 4)
+    assert [each["l"] for each in again.ep_info_buffer] == [each["l"] for each in straight.ep_info_buffer] == [5] * 3
 
 
 class Last(gymnasium.ObservationWrapper):
@@ -318,7 +290,7 @@ def test_replay_holds_what_wrappers_above_a_normalizer_give(tiny_agent, name, tm
         agent.replay_buffer.add = noted
         return agent
 
-    agent, again = assert_resumes(noting, NORMALIZED[name], tmp_path, 24, 6)
+    agent, again = assert_resumes(noting, NORMALIZED[name], tmp_path, 14, 4)
     assert again.env.ret_rms.count == agent.env.ret_rms.count
     replay = agent.replay_buffer
     eyes = np.stack([each["eye"] if isinstance(each, dict) else each for each in shown], 1)  # (environments, steps)

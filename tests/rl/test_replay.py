@@ -231,38 +231,38 @@ def strided(seed, kind):
 @pytest.mark.parametrize("steps", [1, 1000])
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_as_many_transitions_are_held_as_were_asked_for_in_any_layout(kind, steps, storage):
-    buffer = FrameReplayBuffer(300, space(), ACTION, "cpu", storage=storage, seed=0)
+    buffer = FrameReplayBuffer(100, space(), ACTION, "cpu", storage=storage, seed=0)
     stream = strided(0, kind)
     obs, kept = next(stream), {}
-    for step in range(700):
+    for step in range(240):
         following, ends = next(stream), step % steps == steps - 1
         buffer.add(obs[None], following[None], np.zeros((1, 2)), np.array([step]), np.array([ends]), [{}])
         kept[step] = (obs, following)
         obs = next(stream) if ends else following
-        assert buffer.full == (len(buffer) == 300)
-        assert len(buffer) == min(step + 1, 300)
-    assert buffer.capacity == 300
-    batch = buffer.sample(100)
-    assert batch.rewards.min() >= 400
+        assert buffer.full == (len(buffer) == 100)
+        assert len(buffer) == min(step + 1, 100)
+    assert buffer.capacity == 100
+    batch = buffer.sample(50)
+    assert batch.rewards.min() >= 140
     for reward, image, following in zip(batch.rewards[:, 0], batch.observations, batch.next_observations, strict=True):
         np.testing.assert_array_equal(image.numpy(), kept[int(reward)][0])
         np.testing.assert_array_equal(following.numpy(), kept[int(reward)][1])
     if steps == 1000:  # one new plane a step for grey frames; other layouts than "newest last" are stored whole
         planes = {"9 grey": 1, "newest last": 3}.get(kind, 9)
-        assert buffer._written[0] < 1.1 * planes * 700 + 200
+        assert buffer._written[0] < 1.1 * planes * 240 + 70
 
 
 def test_full_memory_warns_with_the_true_capacity(monkeypatch):
-    buffer = FrameReplayBuffer(3000, space(), ACTION, "cpu", seed=0)
+    buffer = FrameReplayBuffer(600, space(), ACTION, "cpu", seed=0)
     monkeypatch.setattr(replay, "available_bytes", lambda device: 1000)
     stream = strided(0, "no overlap")
 
     def fill_up():
-        for step in range(3500):
+        for step in range(700):
             images = next(stream)[None], next(stream)[None]
             buffer.add(*images, np.zeros((1, 2)), np.array([step]), np.array([True]), [{}])
 
-    with pytest.warns(RuntimeWarning, match=r"replay holds about [\d,]+ transitions instead of 3,000") as said:
+    with pytest.warns(RuntimeWarning, match=r"replay holds about [\d,]+ transitions instead of 600") as said:
         fill_up()
     assert len([each for each in said if "replay holds" in str(each.message)]) == 1
     assert not buffer.full

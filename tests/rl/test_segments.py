@@ -115,7 +115,7 @@ def test_missing_file_makes_save_write_everything_and_a_refused_link_copies(tmp_
 
 
 def test_a_resumed_run_goes_on_sharing_and_is_bit_exact(tiny_agent, tmp_path):
-    settings = {"buffer_size": 50}
+    settings = {"buffer_size": 50, "train_freq": 10, "gradient_steps": 1}
     straight = tiny_agent(**settings).learn(130)
     agent = tiny_agent(**settings)
     agent.learn(95, callback=CheckpointCallback(tmp_path, every=20))

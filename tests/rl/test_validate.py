@@ -189,7 +189,7 @@ def test_a_reward_that_is_not_finite_is_a_fault(tiny_agent, count, value):
     if count == 2:
         env = Poisoned([DotEnv, DotEnv])
         env.value = value
-    agent = tiny_agent(env)
+    agent = tiny_agent(env, learning_starts=24)
     with pytest.warns(RuntimeWarning, match=rf"environment {count - 1} failed .*the reward is -?(nan|inf)"):
         agent.learn(30)
     assert len(agent.faults) == 1
