@@ -304,7 +304,9 @@ def test_images_need_not_be_square(tiny_agent, tmp_path, augmentation):
     assert (again.predict(observation, deterministic=True)[0] == expected).all()
 
 
-@pytest.mark.parametrize(("joint", "mode"), [(True, True), (False, "reduce-overhead")])
+@pytest.mark.parametrize(
+    ("joint", "mode"), [pytest.param(True, True, marks=pytest.mark.slow), (False, "reduce-overhead")]
+)
 def test_compiled_the_agent_is_the_same(tiny_agent, monkeypatch, joint, mode, tmp_path):
     """Traced by Dynamo and run as it was written; what Inductor fuses is rounded otherwise."""
     plain = tiny_agent(objective="infonce + dp", joint_backward=joint).learn(14)
