@@ -176,7 +176,19 @@ def repeats_itself(subject: Subject) -> str:
     """A second call, or a second instance from the same seed, gives the same bits. Inputs are not changed."""
     instance = subject.make(subject.views, torch.float32)
     leaves = subject.views.leaves(torch.float32)
-    first = subject.result(instance, subject.views, leaves)
+    states = []
+    with torch.random.fork_rng(devices=[]):
+        for seed in (1, 0):
+            torch.default_generator.manual_seed(seed)
+            first = subject.result(instance, subject.views, leaves)
+            states.append(torch.get_rng_state())
+    if torch.equal(*states):
+        raise Failed("the call seeds PyTorch's generator, and so what others draw: use a torch.Generator of its own")
+    if not subject.takes_pairs:
+        subject.result(subject.make(), subject.views, subject.views.leaves())  # in the scores' own precision
+        for name in ("labels", "scores"):
+            if not torch.equal(getattr(subject.views, name), getattr(subject.batch(len(leaves["a"])), name)):
+                raise Failed(f"the call changes its {name} in place", _OF_CHANGE)
     if any(not torch.equal(leaf, subject.views.leaves(torch.float32)[name]) for name, leaf in leaves.items()):
         raise Failed("the call changes its inputs in place", _OF_CHANGE)
     if any(leaf.grad is not None for leaf in leaves.values()):

@@ -81,6 +81,12 @@ def labels_count(subject: Subject) -> str:
     if max(value_error(second, first), gradient_error(second, first)) <= EXACT:
         what = "scores" if subject.needs.scores else "labels"
         raise Failed(f"the {what} have no effect: {first.value.item():.8g} for any of the same rows", ("reference",))
+    for order in ([0, 4, 2, 3, 1], [2, 1, 0, 3, 4]):  # exchange two low scores, two high ones
+        if layout.scores is None or not subject.needs.scores or subject.flat:
+            break
+        exchanged = subject.result(subject.make(), replace(layout, scores=layout.scores[order]), leaves)
+        if max(value_error(exchanged, first), gradient_error(exchanged, first)) <= EXACT:
+            raise Failed("two different scores count alike: they are rounded")
     if labels is not None and not subject.needs.scores:
         lone = replace(layout, labels=torch.tensor([0, 0, 0, 0, 1] + [0] * 5))
         with suppress(Exception):  # it may refuse such a class

@@ -25,7 +25,7 @@ class Layout:
         shapes: of the leaves.
         build: the Pairs of the leaves.
         of_rows: whether the leaves are rows of a batch, which can be divided among ranks.
-        labels: (B,) class of each row of a view, for losses that take labels.
+        labels: (2B,) class of each row of both views, for losses that take labels.
         scores: (B,) score in [0, 1] of each row of a view, for losses that take scores.
     """
 
@@ -90,9 +90,8 @@ def in_order(order: Tensor, width: int = WIDTH, classes: int = CLASSES) -> Layou
     shape = len(order), width
     labels = (order // 2) % classes
     scores = (order + 1) * 0.6180339887498949 % 1.0  # distinct, and spread evenly
-    return Layout(
-        "views", {"a": shape, "b": shape}, lambda a, b: Pairs.from_views([a, b], labels), labels=labels, scores=scores
-    )
+    shapes = {"a": shape, "b": shape}
+    return Layout("views", shapes, lambda a, b: Pairs.from_views([a, b], labels), True, labels.repeat(2), scores)
 
 
 def long_queue(count: int, width: int) -> Layout:

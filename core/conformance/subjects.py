@@ -245,9 +245,9 @@ def foreign(
         elif needs.labels is None or layout.labels is None:
             value = instance(a, b)
         elif needed(instance) == 3:
-            value = instance(a, b, layout.labels[: len(a)].to(a.device))
+            value = instance(a, b, layout.labels.to(a.device)[: len(a)])
         else:
-            value = instance(torch.cat([a, b]), layout.labels.to(a.device).repeat(2)[: 2 * len(a)])
+            value = instance(torch.cat([a, b]), layout.labels.to(a.device))
         return value
 
     owners = (target,) if builds and inspect.isclass(target) else (target, build())

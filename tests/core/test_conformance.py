@@ -139,6 +139,7 @@ FAULTS = {
     "added epsilon": (lambda a, b: -(at_positives(good.logits(a, b).softmax(1)) + 1e-8).log().mean(), {"reference"}),
     "order dependent": (lambda a, b: good(a, b) + (a[0] * b[0]).sum(), {"permutation"}),
     "random": (lambda a, b: good(a + 0.1 * torch.randn_like(a), b), {"determinism"}),
+    "seeds": (lambda a, b: torch.manual_seed(0).initial_seed() + good(a, b), {"determinism"}),
     "root of distance": (lambda a, b: good(a, b) + (a - b).square().sum(1).sqrt().mean(), {"identical points"}),
     "mean without negatives": (mean_without_negatives, {"one anchor"}),
 }

@@ -223,7 +223,11 @@ def test_labels_and_width_reach_objectives_and_faults_with_labels_are_found():
     assert failures(WrongClass, **LOSSES["Proxies"][1], only=["permutation"])
     assert failures(lone_class, labels=3, only=["labels", "call", "descent"]) == {"labels"}
     assert failures(lambda a, b, labels: with_labels(a, b, 0 * labels), labels=3, only=["labels"]) == {"labels"}
-    assert failures(lambda a, b, scores: Scored()(a, b, 0.5), scores=True, only=["labels"]) == {"labels"}
+    for change in (lambda scores: 0.5, torch.round, lambda scores: (scores > 0.2).to(scores)):
+        assert failures(lambda a, b, y, f=change: Scored()(a, b, f(y)), scores=True, only=["labels"]) == {"labels"}
+    in_place = ["determinism", "strides"]
+    assert failures(lambda a, b, y: with_labels(a, b, y.clamp_(min=1)), labels=3, only=in_place) == {"determinism"}
+    assert failures(lambda a, b, y: Scored()(a, b, y.mul_(0.9)), scores=True, only=in_place) >= {"determinism"}
 
 
 def test_weights_that_are_ignored_are_found():
