@@ -213,7 +213,7 @@ def _results(arguments: argparse.Namespace) -> int:
             rows.append((e.suite, f"{e.runs} of {e.wanted}", str(e.new), duration(e.seconds), f"{e.bytes / 1000:.0f}"))
         lines = [text_table(rows), *(f"conflict: {text}" for text in conflicts)]
         if is_unchanged:
-            lines.append("The file is unchanged. Use --replace to take the new results and the new suite.")
+            lines.append("The file keeps its results and its suite. Use --replace to take the new ones.")
         write("\n".join([*lines, *(f"left out: {text}" for text in left_out)]))
     return int(bool(left_out) or is_unchanged)
 

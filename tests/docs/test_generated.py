@@ -150,7 +150,7 @@ def values(suite: str, row: int, column: int, metric: str, factor: float = 100) 
 
 
 def test_a_difference_is_a_paired_t_test():
-    base, cacr = (values("cifar10-learning", row, 2, "knn/accuracy") for row in (0, 4))
+    base, cacr = (values("cifar10-learning", row, 2, "knn/accuracy") for row in (0, 5))
     test = stats.ttest_rel([cacr[s] for s in range(3)], [base[s] for s in range(3)])
     low, high = test.confidence_interval(0.95)
     text = render.value_of("cifar10-learning: cacr, K = 4 - infonce @ kNN")
