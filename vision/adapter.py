@@ -249,15 +249,8 @@ class VisionAdapter(Adapter):
         """Return the frameworks that can carry an objective."""
         if not kind_of(self.config).suggests_frameworks or isinstance(self.module, CLIP):
             return ""
-        return explain(
-            objective,
-            self.config.method,
-            self.config.count,
-            self.embedding_dim,
-            self.device,
-            self.parts.pretrain,
-            self.batch_size,
-        )
+        given = self.embedding_dim, self.device, self.parts.pretrain, self.batch_size
+        return explain(objective, self.config.method, self.config.count, *given)
 
     def after_step(self) -> None:
         if self.total_steps is not None:
@@ -303,8 +296,10 @@ class VisionAdapter(Adapter):
     def _evaluate_baselines(
         self, evaluation: FrameworkEvaluation, untrained: Framework, shape: BlockShape
     ) -> dict[str, float]:
-        if self._artifacts is not None:
-            _copy_statistics(untrained, self.module)
+        if self._artifacts is not None:  # the normalisation is not learned
+            for own, given in zip(untrained.modules(), self.module.modules(), strict=True):
+                if isinstance(own, Encoder):
+                    own.set_statistics(given.get_buffer("mean"), given.get_buffer("std"))
         results = evaluation.results(untrained.to(self.device), None, shape)
         found = {f"untrained/{key}": value for key, value in results.items()}
         if evaluation.has_classes:
@@ -341,13 +336,6 @@ class VisionAdapter(Adapter):
     def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
         model = TrainedModel(self.config, self.module, self.images, self.size, self.data_info(), self.draw)
         import_module(f"dipole.vision.export.{to}").export(model, folder, record, objective)
-
-
-def _copy_statistics(module: nn.Module, other: nn.Module) -> None:
-    """Give encoders the normalisation of those in another module of the same shape: it is not learned."""
-    for own, given in zip(module.modules(), other.modules(), strict=True):
-        if isinstance(own, Encoder):
-            own.set_statistics(given.get_buffer("mean"), given.get_buffer("std"))
 
 
 def _order(config: VisionConfig, images: ImageSet, batch_size: int, world_size: int, seed: Seeds) -> Order:

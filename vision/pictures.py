@@ -76,13 +76,7 @@ def around(points: Tensor, projection: Projection) -> tuple[Tensor, float]:
 
 
 def draw_query(
-    images: Sequence[Tensor],
-    found: Neighbourhood,
-    path: Path,
-    *,
-    title: str,
-    projection: Projection,
-    seed: int,
+    images: Sequence[Tensor], found: Neighbourhood, path: Path, *, title: str, projection: Projection, seed: int
 ) -> None:
     """Write a picture: the images with their weights (CACR Fig. 6) above the map of the batch (CACR Fig. 7).
 

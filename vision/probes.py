@@ -283,12 +283,8 @@ class OnlineProbe:
         return ((self._take() @ self.weight.T + self.bias).argmax(1) == labels).sum()
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "weight": self.weight.detach(),
-            "bias": self.bias.detach(),
-            "steps": self.steps,
-            "optimizer": self.optimizer.state_dict(),
-        }
+        state = {"steps": self.steps, "optimizer": self.optimizer.state_dict()}
+        return {"weight": self.weight.detach(), "bias": self.bias.detach(), **state}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections import OrderedDict
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,7 +23,6 @@ from torch import nn
 from dipole.core.cli import main
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.files import disk_error
-from dipole.core.utils.seeding import seed_everything
 from dipole.vision.encoders import EncoderConfig, build_encoder
 from dipole.vision.encoders.base import Stages
 from dipole.vision.export import DipoleVisionModel, detectron2
@@ -147,21 +145,6 @@ def exported(adapter, to, tmp_path):
     return out
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
-def test_timm_finds_its_names_shapes_and_features(tmp_path, name):
-    adapter = built({"name": name, "stem": "imagenet"}, tmp_path, **colour(tmp_path))
-    out = exported(adapter, "timm", tmp_path)
-    network = resnet(name)
-    network.load_state_dict(load_file(out / "model.safetensors"))
-    config = json.loads((out / "config.json").read_text())
-    assert (config["architecture"], config["num_classes"]) == (name, 0)
-    mean, std = (torch.tensor(config["pretrained_cfg"][part])[:, None, None] for part in ("mean", "std"))
-    images = torch.rand(2, 3, 32, 32)
-    with torch.no_grad():
-        found = network((images - mean) / std)
-        torch.testing.assert_close(found, adapter.module.features(images), atol=1e-4, rtol=1e-4)
-
-
 def test_every_folder_has_a_card_that_the_hub_reads(tmp_path):
     encoder = {"name": "resnet18", "stem": "imagenet"}
     adapter = built(encoder, Path(), **colour(tmp_path), probe={"projection": "pca"})
@@ -228,31 +211,33 @@ def of_detectron2(name):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_detectron2_finds_its_names_shapes_and_features(name, tmp_path):
-    seed_everything(2)
-    encoder = build_encoder(EncoderConfig(name=name, stem="imagenet"), 3, 64)
+def test_timm_and_detectron2_find_their_names_shapes_and_features(name, tmp_path):
+    adapter = built({"name": name, "stem": "imagenet"}, tmp_path, **colour(tmp_path))
+    encoder, network, images = adapter.module.trained_encoder(), resnet(name), torch.rand(2, 3, 64, 64)
     encoder.set_statistics([0.5, 0.4, 0.3], [0.2, 0.25, 0.3])
-    encoder(torch.rand(8, 3, 64, 64))  # moves the running statistics
-    encoder.eval()
-    config = SimpleNamespace(encoder=SimpleNamespace(name=name), method="simclr")
-    method = SimpleNamespace(trained_encoder=lambda: encoder)
-    detectron2.export(SimpleNamespace(config=config, module=method, info={}), tmp_path, RECORD, None)
-    stored = pickle.loads((tmp_path / "backbone.pkl").read_bytes())
+    with torch.no_grad():
+        expected = adapter.module.features(images)
+    out = exported(adapter, "timm", tmp_path / "timm")
+    network.load_state_dict(load_file(out / "model.safetensors"))
+    config = json.loads((out / "config.json").read_text())
+    assert (config["architecture"], config["num_classes"]) == (name, 0)
+    mean, std = (torch.tensor(config["pretrained_cfg"][part])[:, None, None] for part in ("mean", "std"))
+    with torch.no_grad():
+        torch.testing.assert_close(network((images - mean) / std), expected, atol=1e-4, rtol=1e-4)
+    out, network = exported(adapter, "detectron2", tmp_path), resnet(name)
+    stored = pickle.loads((out / "backbone.pkl").read_bytes())
     assert stored["matching_heuristics"]
-    network = resnet(name)
     names = {of_detectron2(key): key for key, value in network.state_dict().items() if value.ndim}
     assert stored["model"].keys() == names.keys()
     weights = {names[key]: torch.from_numpy(value) for key, value in stored["model"].items()}
     network.load_state_dict(weights, strict=False)  # shapes are checked, batches were not counted
-    images = torch.rand(2, 3, 64, 64)
     for task, classes in (("voc", 20), ("coco", 80)):
-        model = yaml.safe_load((tmp_path / f"{task}.yaml").read_text())["MODEL"]
+        model = yaml.safe_load((out / f"{task}.yaml").read_text())["MODEL"]
         assert (model["WEIGHTS"], model["ROI_HEADS"]["NUM_CLASSES"]) == ("backbone.pkl", classes)
         assert (model["RESNETS"]["DEPTH"], model["RESNETS"]["STRIDE_IN_1X1"]) == (int(name[6:]), False)
     mean, std = (torch.tensor(model[f"PIXEL_{part}"])[:, None, None] for part in ("MEAN", "STD"))
     with torch.no_grad():  # detectron2 sees pixels of 0 to 255
-        found = network((255 * images - mean) / std)
-        torch.testing.assert_close(found, encoder(images), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(network((255 * images - mean) / std), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_a_run_of_blocks_is_exported_in_every_format(tmp_path):

@@ -367,15 +367,8 @@ READING = {
     "simsiam": {"method": "simsiam"}, "byol": {"method": "byol", "views": 3}, "mocov3": {"method": "mocov3"},
     "nnclr": {"method": "nnclr", "nnclr": {"support": 30}},
 }  # fmt: skip
-OTHERS = [
-    "cross_entropy(classes=4) + cllr",
-    "swav(prototypes=4)",
-    "blocks",
-    "tuple",
-    "regression",
-    "vicreg",
-    "barlow_twins",
-]
+SUPERVISED = "cross_entropy(classes=4) + cllr"
+OTHERS = [SUPERVISED, "swav(prototypes=4)", "blocks", "tuple", "regression", "vicreg", "barlow_twins"]
 
 
 def reading(settings, colour, **context):

@@ -231,18 +231,16 @@ def test_names_of_parquet_files_and_of_their_folders_tell_the_splits(tmp_path, n
 
 def test_quiet_hides_the_progress_of_datasets(tmp_path):
     path = table(tmp_path / "t", {"image": 0, "label": [0, 1] * 3})
-    command = [
-        sys.executable,
-        "-m",
-        "dipole",
-        "train",
-        "digits-simclr",
-        "--quiet",
-        "--set",
-        f"vision.data.source={path}",
-    ]
+    arguments = ["train", "digits-simclr", "--quiet", "--set", f"vision.data.source={path}"]
     environment = os.environ | {"HF_DATASETS_CACHE": str(tmp_path / "cache")}
-    ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-m", "dipole", *arguments],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     # It reads the images, and ends before it trains.
     assert (ended.returncode, "batch_size" in ended.stderr, "Generating" in ended.stderr) == (2, True, False)
 

@@ -224,11 +224,8 @@ def scaled(width: int, share: float) -> int:
 
 def conv_norm(inputs: int, outputs: int, stride: int = 1) -> list[nn.Module]:
     """Return a 3x3 convolution without bias, batch norm and ReLU."""
-    return [
-        nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
-        nn.BatchNorm2d(outputs),
-        nn.ReLU(inplace=True),
-    ]
+    convolution = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+    return [convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
 
 
 # (channels, side of the images in pixels, settings, share of every layer's width) -> encoder

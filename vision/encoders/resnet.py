@@ -27,15 +27,10 @@ class ResNetEncoder(Encoder):
         layer, widths = "bottleneck", (256, 512, 1024, 2048)
         if name == "resnet18":
             layer, widths = "basic", (64, 128, 256, 512)
-        shape: dict[str, Any] = {
-            "num_channels": channels,
-            "embedding_size": 64,
-            "layer_type": layer,
-            "depths": list(DEPTHS[name]),
-        }
+        shape: dict[str, Any] = {"num_channels": channels, "embedding_size": 64, "layer_type": layer}
         sizes = [scaled(width, share) for width in widths]
         self.stem = stem
-        self.model: Any = ResNetModel(ResNetConfig(hidden_sizes=sizes, **shape))
+        self.model: Any = ResNetModel(ResNetConfig(hidden_sizes=sizes, depths=list(DEPTHS[name]), **shape))
         if stem == "cifar":
             with_small_stem(self.model).post_init()
         self.taps = {"pooled": sizes[-1]}

@@ -10,12 +10,8 @@ from dipole.vision.encoders.base import Encoder, EncoderSettings, Stages, conv_n
 def small_conv(channels: int, size: int, config: EncoderSettings, share: float) -> Encoder:
     """Four 3x3 convolutions of width w, 2w, 4w, 4w with two strides of 2, averaged to 2x2: minutes on a processor."""
     w = scaled(config.width, share)
-    convolutions = [
-        *conv_norm(channels, w),
-        *conv_norm(w, 2 * w, 2),
-        *conv_norm(2 * w, 4 * w, 2),
-        *conv_norm(4 * w, 4 * w),
-    ]
+    shapes = (channels, w, 1), (w, 2 * w, 2), (2 * w, 4 * w, 2), (4 * w, 4 * w, 1)
+    convolutions = [layer for shape in shapes for layer in conv_norm(*shape)]
     pool = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten())
     return Stages(channels, {"conv": nn.Sequential(*convolutions), "pooled": pool}, {"pooled": 16 * w})
 
@@ -43,11 +39,8 @@ def alexnet(channels: int, size: int, config: EncoderSettings, share: float) -> 
         return nn.Sequential(nn.Linear(inputs, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True))
 
     flat = b * size * size
-    stages: dict[str, nn.Module] = {
-        "conv5": nn.Sequential(convolutions, nn.Flatten()),
-        "fc6": full(flat),
-        "fc7": full(hidden),
-    }
+    stages: dict[str, nn.Module] = {"conv5": nn.Sequential(convolutions, nn.Flatten())}
+    stages |= {"fc6": full(flat), "fc7": full(hidden)}
     return Stages(channels, stages, {"conv5": flat, "fc6": hidden, "fc7": hidden})
 
 

@@ -160,7 +160,10 @@ class CMC(Framework):
             light, None, colour=colour, images=len(images), bank=bank, momentum=table.momentum,
             directions=table.directions,
         )  # fmt: skip
-        cmc._set_statistics(centre(images.images[slice(SAMPLE)], setup.size))
+        for branch, half in zip((light, colour), halves(centre(images.images[slice(SAMPLE)], setup.size)), strict=True):
+            std, mean = torch.std_mean(half, (0, 2, 3))  # of L, a and b
+            assert isinstance(branch.encoder, Encoder)
+            branch.encoder.set_statistics(mean, std.clamp_min(1e-3))
         return cmc
 
     @classmethod
@@ -173,13 +176,6 @@ class CMC(Framework):
     @classmethod
     def sample(cls, views: int, rows: Rows, labels: Tensor | None) -> AnyPairs:
         return both_directions(rows(), rows(), None, labels)
-
-    def _set_statistics(self, images: Tensor) -> None:
-        """Set mean and standard deviation of L, a and b from RGB images in [0, 1]."""
-        for branch, half in zip((self.light, self.colour), halves(images), strict=True):
-            std, mean = torch.std_mean(half, (0, 2, 3))
-            assert isinstance(branch.encoder, Encoder)
-            branch.encoder.set_statistics(mean, std.clamp_min(1e-3))
 
     def embed(self, batch: Batch) -> EncodedBatch:
         if self.bank is not None:
