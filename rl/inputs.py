@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import (
 from dipole.core.utils.errors import ConfigError
 from dipole.rl.envs.running.validate import image_keys
 from dipole.rl.frames import Size, extents
-from dipole.rl.networks import map_side
+from dipole.rl.networks import Encoders, map_side
 from dipole.rl.seen import ObservationShape, layout, parts
 from dipole.rl.settings import Inputs
 
@@ -100,8 +100,8 @@ def require_part(seen: ObservationShape, space: spaces.Space[Any], inputs: Input
 
 
 def require_policy(policy: Any, learner: str, seen: ObservationShape) -> None:
-    """Raise ConfigError for the name of a policy that does not fit the observations. All names mean one policy."""
-    if not isinstance(policy, str):
+    """Raise ConfigError for a policy that does not fit the observations. All names mean one policy."""
+    if isinstance(policy, type) and issubclass(policy, Encoders):
         return
     fits = ["CnnPolicy"]
     if seen.is_dictionary or seen.image is None:

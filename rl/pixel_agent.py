@@ -145,17 +145,22 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         if self.own_terms and self._given is None:
             raise ConfigError(description.unregistered_message(self.own_terms))
         self.replay_buffer_class = self.replay_buffer_class or FrameReplayBuffer
-        if not issubclass(self.replay_buffer_class, FrameReplayBuffer):
-            raise ConfigError(
-                f"replay_buffer_class must derive from FrameReplayBuffer, got {self.replay_buffer_class}."
-            )
+        made = self.replay_buffer_class
+        if not isinstance(made, type) or not issubclass(made, FrameReplayBuffer):
+            raise ConfigError(f"replay_buffer_class must derive from FrameReplayBuffer, got {made!r}.")
         self.policy_kwargs = self.policy_keywords()
         replay_keywords = self.replay_buffer_kwargs
-        self.replay_buffer_kwargs = {"storage": self.storage, **replay_keywords}
         with warnings.catch_warnings():
             # SB3 sets up returns of n steps for its own replay only. Ours gets n and gamma with each draw.
             warnings.filterwarnings("ignore", message="`n_steps=")
-            super()._setup_model()
+            try:
+                self.replay_buffer_kwargs = {"storage": self.storage, **replay_keywords}
+                super()._setup_model()
+            except TypeError as error:
+                if not replay_keywords:
+                    raise
+                said = f"replay_buffer_kwargs {replay_keywords!r} do not fit {made.__name__}: {error}."
+                raise ConfigError(said) from error
         self.replay_buffer_kwargs = replay_keywords
         contrast = given_composite(self.objective) if self._given is None else self._given
         if contrast is not None:
@@ -258,9 +263,13 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         self._setup_contrast()
         self._fit_optimizers()
 
-    def predict(self, *arguments: Any, **settings: Any) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+    def predict(self, observation: Any, *rest: Any, **settings: Any) -> tuple[np.ndarray, Any]:
         self._mark_step()
-        return super().predict(*arguments, **settings)
+        try:
+            return super().predict(observation, *rest, **settings)
+        except (ValueError, AssertionError, AttributeError) as error:
+            shape = getattr(observation, "shape", type(observation).__name__)
+            raise ConfigError(f"predict needs an observation of {self.observation_space}, got {shape}.") from error
 
     def _mark_step(self) -> None:
         """Let CUDA graphs overwrite what they returned before."""

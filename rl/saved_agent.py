@@ -8,6 +8,7 @@ import torch
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import TrainFreq
+from stable_baselines3.common.utils import get_device
 from torch import nn
 
 from dipole.core.objectives.objective import Composite, Objective
@@ -15,7 +16,7 @@ from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.files import replacing
 from dipole.rl import description
 from dipole.rl import settings as presets
-from dipole.rl.arguments import check_seed
+from dipole.rl.arguments import check_integers, check_seed
 from dipole.rl.contrast import given_composite
 from dipole.rl.inputs import shown_to
 from dipole.rl.sb3_names import without_sb3_names
@@ -129,7 +130,8 @@ class SavedAgent(OffPolicyAlgorithm):
         attributes = cls._changed_attributes(path, {**changes, **none})
         if objective is not None:
             attributes["_given"] = given_composite(objective)
-        with description.explained(path, objective):
+        check_passed_on({"device": device})
+        with description.readable(f"the agent {path} cannot be loaded"), description.explained(path, objective):
             return super().load(path, env, device, custom_objects, print_system_info, force_reset, **attributes)
 
     @classmethod
@@ -167,10 +169,20 @@ class SavedAgent(OffPolicyAlgorithm):
 
 
 def check_passed_on(given: dict[str, Any]) -> dict[str, Any]:
-    """Return keywords of SB3 with a plain seed. Raise ConfigError for a seed or an action noise that is none."""
-    noise = given.get("action_noise")
+    """Return keywords of SB3 with a plain seed. Raise ConfigError for a value that SB3 cannot use."""
+    noise, log = given.get("action_noise"), given.get("tensorboard_log")
     if noise is not None and not isinstance(noise, ActionNoise):
         raise ConfigError(f"action_noise must be an ActionNoise of SB3, or None, got {noise!r}.")
+    if log is not None and not isinstance(log, str | pathlib.Path):
+        raise ConfigError(f"tensorboard_log must be a folder, or None, got {log!r}.")
+    counts = {
+        name: given[name] for name in ("verbose", "stats_window_size") if not isinstance(given.get(name, True), bool)
+    }
+    check_integers(0, **counts)
+    try:
+        get_device(given.get("device", "auto"))
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device must be 'auto', 'cpu', 'cuda' or such, got {given['device']!r}.") from error
     return {**given, "seed": check_seed(given["seed"])} if "seed" in given else given
 
 

@@ -18,7 +18,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from dipole.core.objectives.objective import Composite, Objective
-from dipole.core.utils.errors import CheckpointError
+from dipole.core.utils.errors import CheckpointError, ConfigError
 from dipole.core.utils.files import disk_refusing, file_hash, remove_scratch, replacing
 from dipole.core.utils.received import read_json
 from dipole.core.utils.seeding import rng_state, set_rng_state
@@ -316,15 +316,20 @@ class CheckpointCallback(BaseCallback):
         check_integers(every=every)
         self.folder, self.every = Path(folder), every
 
+    def _init_callback(self) -> None:
+        if not isinstance(self.model, PixelAgent):
+            name = type(self.model).__name__
+            raise ConfigError(f"CheckpointCallback saves agents of dipole, not {name}: use that of SB3.")
+
     def _on_training_start(self) -> None:
         self._saved = self.num_timesteps // self.every
         remove_scratch(self.folder, "agent-*")
 
     def _on_rollout_start(self) -> None:
-        assert isinstance(self.model, PixelAgent)
-        if self.model.num_timesteps // self.every > self._saved:
-            self._saved = self.model.num_timesteps // self.every
-            save_newest(self.model, self.folder)
+        agent: Any = self.model
+        if agent.num_timesteps // self.every > self._saved:
+            self._saved = agent.num_timesteps // self.every
+            save_newest(agent, self.folder)
 
     def _on_step(self) -> bool:
         return True

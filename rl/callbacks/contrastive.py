@@ -143,7 +143,10 @@ class ContrastiveCallback(BaseCallback):
         if not self._images:
             raise ConfigError(f"ContrastiveCallback needs an agent that observes images (C, H, W), not {space}.")
         require_stored_as_seen(self.model)
-        self.encoder = self.find(self.model)
+        try:
+            self.encoder = self.find(self.model)
+        except (AttributeError, KeyError, IndexError, TypeError) as error:
+            raise ConfigError(f"encoder finds no module in a {type(self.model).__name__}: {error}") from error
         width = getattr(self.encoder, "features_dim", None)
         if width is None:
             raise ConfigError("the encoder has no features_dim: use a BaseFeaturesExtractor, or set the attribute.")

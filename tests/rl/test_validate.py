@@ -6,10 +6,11 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from stable_baselines3 import SAC
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from dipole.core.utils.errors import ConfigError, OptionError, TrainingError
-from dipole.rl import ContrastiveDrQ, ContrastiveSAC, DotEnv, WorkerVecEnv, make_env
+from dipole.core.utils.errors import CheckpointError, ConfigError, OptionError, TrainingError
+from dipole.rl import CheckpointCallback, ContrastiveDrQ, ContrastiveSAC, DotEnv, WorkerVecEnv, make_env
 from dipole.rl.envs import registry
 from dipole.rl.episodes.play import evaluate
 from tests.rl.conftest import tiny
@@ -161,6 +162,14 @@ NESTED = spaces.Dict({"a": spaces.Dict({"b": BOX(-1, 1, (3,))})})
     (lambda: of_observation(spaces.Dict(a=IMAGE, b=spaces.Discrete(3))), ConfigError, r"'b' is Discrete\(3\)"),
     (lambda: tiny(make_env("dot", inputs="state"), objective="infonce"), ConfigError, BLIND_SAID),
     (lambda: ContrastiveSAC("MlpPolicy", make_env("dot")), ConfigError, "must be 'CnnPolicy', got 'MlpPolicy'"),
+    (lambda: ContrastiveSAC(None, make_env("dot")), ConfigError, "must be 'CnnPolicy', got None"),
+    (lambda: tiny().learn(1, callback="log"), ConfigError, "callback must be a callback of SB3, a list .*'log'"),
+    (lambda: tiny().learn(1, callback=[3]), ConfigError, "callback must be a callback of SB3, a list .* got 3"),
+    (lambda: tiny().predict(np.zeros((3, 4))), ConfigError, r"predict needs an observation of Box.*got \(3, 4\)"),
+    (lambda: tiny().predict(None), ConfigError, "predict needs an observation of Box.*got NoneType"),
+    (lambda: tiny().set_env(DotEnv(size=40)), ConfigError, r"made for Box\(.*\(9, 28, 28\).* has Box\(.*\(9, 40, 40\)"),
+    (lambda: CheckpointCallback("x").init_callback(SAC("MlpPolicy", "Pendulum-v1")), ConfigError, "of dipole, not SAC"),
+    (lambda: ContrastiveSAC.load("nowhere.zip"), CheckpointError, "agent nowhere.zip cannot be loaded: .*No such file"),
     (lambda: tiny(inputs="both"), ConfigError, "needs an image and a vector, in a dict"),
     (lambda: tiny(inputs="words"), ConfigError, "inputs: 'words' is not allowed. Allowed: auto, pixels, state"),
     (lambda: make_env("dot", inputs="stat"), ConfigError, "'pixels', 'state', 'both', got 'stat'.*Did you mean"),

@@ -6,6 +6,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
@@ -55,7 +56,11 @@ class CheckedEnvironments(OffPolicyAlgorithm):
         return shown_to(type(self).__name__, self._wrap_env(env, verbose), self.inputs)
 
     def set_env(self, env: Any, force_reset: bool = True) -> None:
-        super().set_env(self._shown(env, self.verbose), force_reset)
+        found = self._shown(env, self.verbose)
+        for mine, its in ((self.observation_space, found.observation_space), (self.action_space, found.action_space)):
+            if mine != its:
+                raise ConfigError(f"the agent was made for {mine}, and this environment has {its}.")
+        super().set_env(found, force_reset)
 
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: Any = None) -> None:
         super()._update_info_buffer([_with_sb3_episode(info) for info in infos], dones)
@@ -108,6 +113,10 @@ class CheckedEnvironments(OffPolicyAlgorithm):
         self, total_timesteps: int, callback: Any = None, reset_num_timesteps: bool = True, *rest: Any, **settings: Any
     ) -> tuple[int, Any]:
         check_integers(0, total_timesteps=total_timesteps)
+        several = isinstance(callback, list)
+        for each in callback if several else [callback]:
+            if not (isinstance(each, BaseCallback) or (not several and (each is None or callable(each)))):
+                raise ConfigError(f"callback must be a callback of SB3, a list of them, or a function, got {each!r}.")
         if reset_num_timesteps:
             self.environment_steps = 0
         noise, before = noise_state(self.action_noise), self._last_obs
