@@ -31,6 +31,8 @@ KATAKANA = "\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff\uff66-\uff9f"  # a run of th
 DIVIDERS = "\u0f0b\u0f0c\u1361\u200b"
 ACCENTS = "\u055a-\u055c\u055e\u05f3\u05f4"  # marks inside words of Armenian and Hebrew
 JOINERS = f"\u200c\u200d{ACCENTS}"  # the others are of Persian and Hindi
+# Characters without width that words are read without: soft hyphens, directions of writing, and joiners.
+INVISIBLE = r"[\x{AD}\x{61C}\x{200E}\x{200F}\x{202A}-\x{202E}\x{2060}-\x{2064}\x{2066}-\x{2069}\x{FEFF}]"
 
 
 def _words_pattern(word: str, alone: str, dividers: str = "") -> str:
@@ -58,7 +60,7 @@ _OTHER_SCRIPT = re.compile(f"[{UNSPACED}{KATAKANA}{JOINERS}]")
 
 def _configure(tokenizer: Tokenizer, lower: bool, pattern: str = ANY_SCRIPT) -> Tokenizer:
     # An empty sentence is read as a full stop, as in SentEval's examples.
-    parts = [normalizers.NFC(), normalizers.Replace(Regex(r"^\s*$"), ".")]
+    parts = [normalizers.Replace(Regex(INVISIBLE), ""), normalizers.NFC(), normalizers.Replace(Regex(r"^\s*$"), ".")]
     if lower:
         parts.append(normalizers.Lowercase())
     tokenizer.normalizer = normalizers.Sequence(parts)
@@ -233,8 +235,10 @@ class Tokens:
 
     @property
     def fingerprint(self) -> str:
-        """Content hash."""
-        return hashlib.sha256((self.tokenizer.to_str() + self.prompt).encode()).hexdigest()[:16]
+        """Content hash. Without the removal of `INVISIBLE`, which few texts hold, it is that of earlier runs."""
+        removal = json.dumps({"type": "Replace", "pattern": {"Regex": INVISIBLE}, "content": ""}, separators=(",", ":"))
+        content = self.tokenizer.to_str().replace(f"{removal},", "") + self.prompt
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def save(self, path: Path) -> None:
         """Write a tokenizer.json, and its options next to it."""

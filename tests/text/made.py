@@ -37,8 +37,8 @@ def write_bert(folder, vocab_size=40, **more):
 
 ODD_WORDS = (
     "The the cat can't n't 1,000.5 <unk> <unk>a <UNK> -- ... self-made <unk><unk> . Mr. etc. end. Then? na\u00efve "
-    "e\u0301 x\u00b2 \u65e5\u672c \u1112\u1161 \u03a3\u0391\u03a3 \u0130 \u2019s it\u2019s \u200b \u24b6 u\u0308. "
-    "_a\u203fb \U0001f600 \ufb01"
+    "e\u0301 in\u00adter \ufeffA x\u00b2 \u65e5\u672c \u1112\u1161 \u03a3\u0391\u03a3 \u0130 \u2019s it\u2019s \u200b "
+    "\u24b6 u\u0308. _a\u203fb \U0001f600 \ufb01"
 )
 
 

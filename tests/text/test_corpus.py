@@ -20,7 +20,7 @@ from dipole.text import splitting
 from dipole.text.corpus import Document, documents_of, pydoc_documents, read_pieces, split_sentences
 from dipole.text.embed import SentenceEmbedder
 from dipole.text.splitting import MARKS
-from dipole.text.vocabulary import PATTERN, counted_vocabulary, number_words, word_cutter
+from dipole.text.vocabulary import PATTERN, counted_vocabulary, number_words, word_cutter, words_vocabulary
 from tests.runs import refused
 from tests.systems import links
 from tests.text.made import text_adapter, text_of, write_rows
@@ -282,6 +282,9 @@ def test_marks_joiners_and_greek_letters_are_those_of_unicode():
     assert word_cutter()("می\u200cخواهم بروم") == ["می\u200cخواهم", "بروم"]
     assert word_cutter()("Ո՞վ է צה״ל ׳ צ׳ק") == ["Ո՞վ", "է", "צה״ל", "צ׳ק"]
     assert word_cutter()("ខ្ញុំ\u200bទៅ") == word_cutter()("ខ្ញុំ ទៅ")
+    invisible = "\ufeffinter\u00adnational co\u2060operation\u200e"
+    assert word_cutter()(invisible) == ["international", "cooperation"]
+    assert words_vocabulary(["international", "cooperation"]).encode([invisible]) == [[1, 2]]
 
 
 @pytest.mark.parametrize("script", SENTENCES)
