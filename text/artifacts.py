@@ -73,6 +73,7 @@ def save_artifacts(
     behind = None
     if tail is not None:
         behind = {"pooling": list(tail.pooling), "layers": list(tail.described_layers)}
+        behind["similarity"] = tail.similarity
     text = json.dumps({"data": settings, "fixed": fixed, "behind": behind, **values}, indent=1)
     (folder / "text.json").write_text(text + "\n")
     small = probes.reduced()
@@ -129,7 +130,7 @@ class Artifacts:
 
         def finish(side: Any) -> Encoder:
             if behind:
-                side = Pooled(side, tuple(behind["pooling"]), behind["layers"])
+                side = Pooled(side, tuple(behind["pooling"]), behind["layers"], behind.get("similarity", "cosine"))
             if head == "mlp_only_train":
                 return Headed(side)
             return side

@@ -98,6 +98,7 @@ def folder_of(tmp_path, name, text, *, limit=32, template="[CLS] $A [SEP]", lowe
     """A folder with prompts, a limit of length and another frame of special tokens, as its library writes it."""
     model = library_model(tmp_path, TAILS["nothing"])
     model.prompts, model.default_prompt_name, model.max_seq_length = {"query": text, "document": "a "}, name, limit
+    model.similarity_fn_name = "dot"
     model.tokenizer.backend_tokenizer.post_processor = frame_of(template)
     model.tokenizer.backend_tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
     model.save_pretrained(str(tmp_path / "model"))
@@ -166,6 +167,7 @@ def test_prompts_and_limits_of_a_folder(tmp_path, kind):
     assert exported.encode(LONG) == pytest.approx(wanted, abs=1e-5)
     assert exported.encode_document(LONG) == pytest.approx(library.encode_document(LONG), abs=1e-5)
     assert exported.max_seq_length == library.max_seq_length
+    assert exported.similarity_fn_name == "dot"
     assert_exported(tmp_path, again, library, "transformers")
 
 

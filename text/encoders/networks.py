@@ -198,12 +198,18 @@ class Pooled(Encoder):
     """A transformer whose tokens are pooled in one or several ways, side by side, and passed through layers.
 
     `pooling` are names in `POOLING`, `layers` descriptions as `layer` reads them. The transformer's own pooling is
-    not used.
+    not used. `similarity` compares the vectors in sentence-transformers, by default "cosine".
     """
 
-    def __init__(self, part: Transformer, pooling: Sequence[str], layers: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        part: Transformer,
+        pooling: Sequence[str],
+        layers: Sequence[Mapping[str, Any]],
+        similarity: str = "cosine",
+    ) -> None:
         super().__init__()
-        self.part = part
+        self.part, self.similarity = part, similarity
         self.described, self.remarks = part.described, part.remarks
         self.pooling = tuple(pooling)
         self.described_layers: list[dict[str, Any]] = []

@@ -47,13 +47,14 @@ def with_modules(part: Transformer, source: str | None, pooling: str = "mean") -
     unknown = [name for each in layers if not hasattr(nn, name := each.get("activation", "Identity"))]
     if unknown:
         raise ConfigError(f"text.transformer = {source!r}: the activation {unknown[0]} is none of torch.nn.")
-    found = Pooled(part, modes, layers)
-    if width := _json(source, "config_sentence_transformers.json").get("truncate_dim"):
+    own = _json(source, "config_sentence_transformers.json")
+    found = Pooled(part, modes, layers, own.get("similarity_fn_name") or "cosine")
+    if width := own.get("truncate_dim"):
         found.remarks = (*found.remarks, f"text.transformer: truncate_dim {width} of the folder is not applied")
-    for own, (_, path) in zip(found.layers, modules[2:], strict=True):
-        if any(True for _ in own.parameters()):
+    for layer, (_, path) in zip(found.layers, modules[2:], strict=True):
+        if any(True for _ in layer.parameters()):
             values = _weights(source, path)
-            own.load_state_dict({name.removeprefix("norm."): value for name, value in values.items()})
+            layer.load_state_dict({name.removeprefix("norm."): value for name, value in values.items()})
     return found
 
 

@@ -59,10 +59,11 @@ def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
     model = projected(encoder)
     options: dict[str, Any] = {}
     if encoder.tokens.prompts:
-        options = {"prompts": encoder.tokens.prompts, "default_prompt_name": encoder.tokens.default_prompt}
+        options |= {"prompts": encoder.tokens.prompts, "default_prompt_name": encoder.tokens.default_prompt}
     end: Any = model.f
     if isinstance(end, Projected):
         end = end.part
+    options["similarity_fn_name"] = getattr(end, "similarity", "cosine")
     if isinstance(end, Transformer | Pooled) and model.g is None and _closed(encoder.tokens):
         modules = _own_transformer(encoder, model, end)
     elif (table := _word_table(encoder, model)) is not None:
@@ -71,7 +72,7 @@ def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
             tokenizer.enable_truncation(encoder.max_length)
         modules = [StaticEmbedding(tokenizer, embedding_weights=table), Normalize()]
         # encode_query and encode_document take prompts of their own.
-        options = {"prompts": dict.fromkeys(("blank", "query", "document"), BLANK), "default_prompt_name": "blank"}
+        options |= {"prompts": dict.fromkeys(("blank", "query", "document"), BLANK), "default_prompt_name": "blank"}
     else:
         modules = [_transformer(encoder, with_code(encoder, model)), Pooling(model.output_width, pooling_mode="cls")]
     SentenceTransformer(modules=modules, device="cpu", **options).save(str(folder))
