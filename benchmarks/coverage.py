@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 
 import numpy as np
 
@@ -76,8 +77,7 @@ def study(repeats: int = REPEATS, seeds: Sequence[int] = SEEDS) -> CoverageResul
 
 
 def _counted(what: str, name: str, repeats: int, seeds: Sequence[int]) -> CoverageRow:
-    bounds, true_value = INTERVALS[what]
-    truth = true_value(*_drawn(name, (TRUTH,), 1))
+    bounds, truth = INTERVALS[what][0], _truth(what, name)
     holds, given = {}, {}
     for n in seeds:
         low, high = bounds(*_drawn(name, (repeats, 1, n), n))
@@ -86,6 +86,11 @@ def _counted(what: str, name: str, repeats: int, seeds: Sequence[int]) -> Covera
         if known.any():
             holds[n] = float(((low <= truth) & (truth <= high))[known].mean())
     return CoverageRow(what, name, holds, given)
+
+
+@cache
+def _truth(what: str, name: str) -> float:
+    return INTERVALS[what][1](*_drawn(name, (TRUTH,), 1))
 
 
 def _drawn(name: str, shape: tuple[int, ...], seed: int) -> tuple[Array, Array]:

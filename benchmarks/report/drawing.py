@@ -1,5 +1,6 @@
 """Charts as pictures: a Vega-Lite spec as SVG and PDF, and Vega itself for the page."""
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 from dipole.benchmarks.report.chart import SOFT, TEXT, WIDTH, Chart
+from dipole.core.utils.cache import kept_json
 from dipole.core.utils.extras import needing
 from dipole.core.utils.text import printable
 
@@ -72,7 +74,9 @@ def light() -> Mapping[str, str]:
 @cache
 def runtime() -> str:
     """Return Vega, Vega-Lite and Vega-Embed (BSD-3-Clause) as one script, for the page."""
-    bundle: str = _converter().javascript_bundle()
+    converter = _converter()
+    release = hashlib.sha256(converter.__version__.encode()).hexdigest()
+    bundle: str = kept_json("vega", release[:16], converter.javascript_bundle)  # which takes two seconds
     return bundle.replace("</script", "<\\/script")
 
 

@@ -146,13 +146,14 @@ def of_pairs(one: Mapping[int, float], other: Mapping[int, float]) -> Estimate:
     If the difference is the same for every seed, the two sides count as independent samples.
     """
     gaps = {seed: one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())}
-    apart = of_summaries(summarize(list(one.values())), summarize(list(other.values())))
-    if pairs_are_better(len(gaps), len(one), len(other)):
+    if is_paired := pairs_are_better(len(gaps), len(one), len(other)):
         found = of_sample(list(gaps.values()), max(map(abs, [*one.values(), *other.values()])))
-        return replace(found if isfinite(found.error) else apart, gaps=gaps)
-    if gaps and min(len(one), len(other)) == 1:
+        if isfinite(found.error):
+            return replace(found, gaps=gaps)
+    elif gaps and min(len(one), len(other)) == 1:
         return Estimate(next(iter(gaps.values())))
-    return apart
+    apart = of_summaries(summarize(list(one.values())), summarize(list(other.values())))
+    return replace(apart, gaps=gaps if is_paired else {})
 
 
 def of_one_more_trial(sample: Summary, value: float) -> Estimate:

@@ -89,9 +89,10 @@ def test_no_number_of_a_record_stops_a_report(runs_folder):
     to_markdown(report)
 
 
-@pytest.mark.parametrize("text", ["\x1b[31m", "\x00", "\x9b", "\u2028", "a\x0bb\x0c"])
-def test_control_characters_are_drawn_as_escapes(runs_folder, tmp_path, text):
+def test_control_characters_are_drawn_as_escapes(runs_folder, tmp_path):
     """In labels, columns, titles, objectives and names of metrics: every file is readable, and SVG is XML."""
+    odd = ["\x1b[31m", "\x00", "\x9b", "\u2028", "a\x0bb\x0c"]
+    text = " ".join(odd)
     rows = [(f"info{text}", f"infonce{text}", None), (f"dcl{text}", "dcl", f"info{text}")]
     runs_folder.suite("mine", rows, [(f"digits{text}", "vision")], lambda *cell: 0.8 + cell[2] / 50, title=f"of {text}")
     more = {"name": f"named {text}", "domain": f"vision{text}"}
@@ -104,11 +105,11 @@ def test_control_characters_are_drawn_as_escapes(runs_folder, tmp_path, text):
     assert drawn
     for path in drawn:
         ElementTree.parse(path)
-    shown = text.encode("unicode_escape").decode()
     files = [path for kind in ("csv", "tex", "svg", "vl.json", "html", "md") for path in tmp_path.rglob(f"*.{kind}")]
     texts = [path.read_text(encoding="utf-8") for path in files]
-    assert not [path for path, each in zip(files, texts, strict=True) if text in each]
-    assert any(shown in each for each in texts)
+    for each in odd:
+        assert not [path for path, text in zip(files, texts, strict=True) if each in text]
+        assert any(each.encode("unicode_escape").decode() in text for text in texts)
 
 
 def test_what_is_no_record_is_reported_and_left_alone(runs_folder):

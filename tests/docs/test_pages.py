@@ -30,7 +30,12 @@ NEEDS = {
     "how-to/transformers.md": "transformers",
 }  # fmt: skip
 SMALLER = {
-    "start/agents.md": [("learn(600", "learn(230"), ("learn(300", "learn(210"), ("episodes=2", "episodes=1")],
+    "start/agents.md": [
+        ("learn(600", "learn(28"),
+        ("learn(300", "learn(28"),
+        ("=200,", "=20,"),
+        ("episodes=2", "episodes=1"),
+    ],
     "start/images.md": [("range(20)", "range(1)")],
     "how-to/stable-baselines3.md": [("learn(300", "learn(120")],
     "how-to/embed.md": [('"train.epochs=1"', '"train.epochs=", "train.steps=2"')],
