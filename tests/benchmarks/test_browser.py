@@ -7,7 +7,7 @@ import socket
 import subprocess
 import threading
 import urllib.request
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 
 import pytest
 
@@ -25,18 +25,15 @@ pytestmark = pytest.mark.skipif(not (DRIVER and BROWSER), reason=MISSING)
 class Chromium:
     """One browser session."""
 
-    def __init__(self, size=(1280, 900), dark=False):
+    def __init__(self):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.driver = subprocess.Popen([DRIVER, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.base = f"http://127.0.0.1:{port}"
         wait_for(self._is_ready, "chromedriver", 30)
-        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--window-size={size[0]},{size[1]}"]
+        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1280,900"]
         options = {"binary": BROWSER, "args": flags}
-        if size[0] < 500:
-            metrics = {"width": size[0], "height": size[1], "pixelRatio": 1}
-            options["mobileEmulation"] = {"deviceMetrics": metrics}
         capabilities = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
         session = self._call("POST", "/session", {"capabilities": {"alwaysMatch": capabilities}})
         self.base += f"/session/{session['sessionId']}"
@@ -53,6 +50,16 @@ class Chromium:
     def command(self, name, parameters):
         """A command of the DevTools protocol."""
         return self._call("POST", "/goog/cdp/execute", {"cmd": name, "params": parameters})
+
+    @contextmanager
+    def sized(self, width, height):
+        """Lay out pages for a window or a phone of this size."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.command("Emulation.setDeviceMetricsOverride", metrics)
+        try:
+            yield
+        finally:
+            self.command("Emulation.clearDeviceMetricsOverride", {})
 
     def close(self):
         try:
@@ -95,7 +102,10 @@ def report(tmp_path_factory):
     columns = [(name, name) for name in levels]
     runs_folder.suite("study", rows, columns, lambda r, c, s: levels[c] + gain[r] + 0.001 * s, (0, 1), **more)
     rows = [("SimCLR (CL)", "infonce", None), ("CACR (K=1)", "cacr(k=1)", "SimCLR (CL)")]
-    columns, more = [("CIFAR-10", "vision"), ("STL-10", "vision")], {"protocol": {"dataset": HOSTILE}}
+    columns, more = (
+        [("CIFAR-10", "vision"), ("STL-10", "vision")],
+        {"protocol": {"dataset": HOSTILE}, "show": ["curves", "columns"]},
+    )
     runs_folder.suite("cacr-table6", rows, columns, lambda r, c, s: 0.8 + s / 1e3, published="cacr-table6", **more)
     runs_folder.record(objective=HOSTILE, name=HOSTILE, status="failed", error=HOSTILE)
     (runs_folder.path / "<b>foreign.txt").write_text("not a run")
@@ -223,7 +233,9 @@ def wide_report(tmp_path_factory):
     columns = [(f"a data set of a long name {i}", "vision") for i in range(6)]
     runs_folder.suite("wide", rows, columns, lambda r, c, s: 0.8 + 0.01 * s + len(r) / 1000, title="Wide", kind="study")
     grid = [(f"hcl(temperature={t}, beta={b})",) * 2 + (None,) for t in (0.05, 0.1, 0.2) for b in (0.25, 1, 4)]
-    runs_folder.suite("grid", grid, columns[:2], lambda r, c, s: 0.5 + 0.01 * s + len(r) / 100, seeds=(0, 1))
+    runs_folder.suite(
+        "grid", grid, columns[:2], lambda r, c, s: 0.5 + 0.01 * s + len(r) / 100, (0, 1), show=["columns"]
+    )
     for objective in ("infonce", long):
         runs_folder.record(objective=objective, results={"knn/accuracy": 0.5 + len(objective) / 1000})
     write_report(runs_folder.path, folder / "wide.html")
@@ -231,10 +243,10 @@ def wide_report(tmp_path_factory):
 
 
 @pytest.mark.parametrize("size", [(1400, 900), (390, 844)])
-def test_nothing_is_clipped_or_runs_over(wide_report, size):
-    with closing(Chromium(size=size)) as browser:
+def test_nothing_is_clipped_or_runs_over(browser, wide_report, size):
+    with browser.sized(*size):
         browser.open(wide_report)
-        assert browser.run("return innerWidth") <= size[0]
+        assert browser.run("return innerWidth") == size[0]
         assert browser.run(CUT, False) == []
         assert browser.run(CLIPPED) == []
         assert browser.log() == []
@@ -243,10 +255,8 @@ def test_nothing_is_clipped_or_runs_over(wide_report, size):
 def test_paper_has_every_column_and_the_folded_tables(browser, wide_report):
     """Laid out as on A4 less its margins (182 mm: 688 px), with the style of print."""
     browser.open(wide_report)
-    size = {"width": 688, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
-    browser.command("Emulation.setDeviceMetricsOverride", size)
-    browser.command("Emulation.setEmulatedMedia", {"media": "print"})
-    try:
+    with browser.sized(688, 1000):
+        browser.command("Emulation.setEmulatedMedia", {"media": "print"})
         browser.run("dispatchEvent(new Event('beforeprint'))")
         assert browser.run("return document.querySelectorAll('details:not([open])').length") == 0
         assert browser.run("return document.querySelectorAll('details').length") > 0
@@ -254,9 +264,7 @@ def test_paper_has_every_column_and_the_folded_tables(browser, wide_report):
         assert browser.run(CLIPPED) == []
         browser.run("dispatchEvent(new Event('afterprint'))")
         assert browser.run("return document.querySelectorAll('details[open]').length") == 0
-    finally:
         browser.command("Emulation.setEmulatedMedia", {"media": ""})
-        browser.command("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_a_chart_under_the_pointer_has_values_and_a_legend_that_selects(browser, wide_report):
