@@ -17,7 +17,7 @@ from dipole.benchmarks.claims.protocol import Item, Paper, papers
 from dipole.benchmarks.report import findings
 from dipole.benchmarks.report.table import markdown
 from dipole.benchmarks.suite import Suite, read_suite, suites
-from dipole.core.evaluation.theory.theorems import ARORA, CLLR, LMCL, THEOREMS, Theorem
+from dipole.core.evaluation.theory.theorems import ARORA, CLLR, LMCL, THEOREMS
 from dipole.core.utils.files import atomic_write
 
 PAGE = Path("docs/background/papers.md")
@@ -83,7 +83,14 @@ def lines_of(name: str) -> Iterator[Item]:
         yield item
     for theorem in THEOREMS:
         if SHORT[theorem.paper] == name:
-            yield _of_theorem(theorem)
+            differs, reasons = "", [theorem.assumption]
+            if theorem.free:
+                differs = "free here: " + ", ".join(theorem.free)
+                reasons.append("the paper gives no value")
+            where = f"`dipole theory`, `{theorem.key}`: " + ", ".join(f"`{name}`" for name in theorem.functions)
+            why = "<br>".join(filter(None, reasons))
+            what, run = f"`{theorem.statement}`", f"`{theorem.run}`"
+            yield Item(name=theorem.name, what=what, where=where, differs=differs, why=why, run=run)
 
 
 def _claim(claim: published.Claim) -> tuple[str, ...]:
@@ -124,17 +131,6 @@ def _of_suite(paper: Paper, suite: Suite, label: str, what: str) -> Item:
     if "small" in suite.scale and (mark := suite.at("small").not_decidable):
         run += f"<br>{findings.of_mark(mark)}"
     return Item(name=label, what=what, where=where, differs=differs, why=why, run=run)
-
-
-def _of_theorem(theorem: Theorem) -> Item:
-    differs, reasons = "", [theorem.assumption]
-    if theorem.free:
-        differs = "free here: " + ", ".join(theorem.free)
-        reasons.append("the paper gives no value")
-    where = f"`dipole theory`, `{theorem.key}`: " + ", ".join(f"`{name}`" for name in theorem.functions)
-    why = "<br>".join(filter(None, reasons))
-    what, run = f"`{theorem.statement}`", f"`{theorem.run}`"
-    return Item(name=theorem.name, what=what, where=where, differs=differs, why=why, run=run)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

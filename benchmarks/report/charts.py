@@ -81,7 +81,12 @@ def measured(results: SuiteResults) -> list[Picture]:
         return swept
     if len(results.columns) > 1 and len(results.rows) > 2:
         return _grid(results)
-    return _by_column(results)
+    found = []
+    for column in results.manifest.columns:
+        samples = {cell.row.label: list(cell.samples.values()) for cell in results.cells_of(column.name)}
+        title, caption = f"{column.name}: all rows", f"{column.name}. Mean, {INTERVAL}, small dots the seeds."
+        found += _compared(title, column.label, samples, "rows", caption)
+    return found
 
 
 def against_base(results: SuiteResults) -> dict[str, Picture]:
@@ -137,15 +142,6 @@ def _beside_printed(results: SuiteResults) -> list[Picture]:
             chart = interval_chart(f"{column.name}: ours beside the printed", column.label, rows, None)
             ours = f"Ours: mean, {INTERVAL}, small dots the seeds"
             found += pictured(chart, f"{column.name}. {ours}. Printed: bar one standard deviation.")
-    return found
-
-
-def _by_column(results: SuiteResults) -> list[Picture]:
-    found = []
-    for column in results.manifest.columns:
-        samples = {cell.row.label: list(cell.samples.values()) for cell in results.cells_of(column.name)}
-        title, caption = f"{column.name}: all rows", f"{column.name}. Mean, {INTERVAL}, small dots the seeds."
-        found += _compared(title, column.label, samples, "rows", caption)
     return found
 
 

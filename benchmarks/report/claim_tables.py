@@ -42,15 +42,6 @@ def claims_table(suite: str, claims: Sequence[JudgedClaim]) -> ReportTable | Non
     return ReportTable(f"{suite}-claims", "The paper's claims", head, rows, note)
 
 
-def short_claims_table(suite: str, claims: Sequence[JudgedClaim]) -> ReportTable | None:
-    """Return the claims with data for the terminal: kind, estimate, p and verdict."""
-    table = claims_table(suite, claims)
-    if table is None:
-        return None
-    known = [row for row in table.rows if row[table.head.index("estimate")].text]
-    return replace(table, rows=known).only("claim", "kind", "estimate", "p (Holm)", "verdict on ours")
-
-
 def every_claim_table(claims: Mapping[str, Sequence[JudgedClaim]]) -> ReportTable:
     """Return all statements of the papers, one by one, on the printed numbers and on the suites here, by their name."""
     ours: dict[str, list[tuple[str, JudgedClaim]]] = {}

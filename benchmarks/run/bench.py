@@ -95,22 +95,18 @@ def bench(
     if not overrides and (kept := stored_overrides(known).get((sized.suite.name, scale))):
         settings = " ".join(f"--set {quote(each)}" for each in kept)
         say(stderr, f"The known results were made with {settings}. Add this, or all runs are repeated.")
-    check_data([job for job in wanted if job.hash in missing], stderr)
+    left = [job for job in wanted if job.hash in missing]
+    faulty = missing_data(left)
+    cells = {cell for fault in faulty for cell in fault.cells}
+    if faulty and all(cells.issuperset(job.cells) for job in left):
+        raise DataError("\n".join(map(str, faulty)))
+    for fault in faulty:
+        say(stderr, f"will fail: {fault}")
     summary = run_suite(sized, wanted, records, runs, chosen, stderr)
     print_results(console, SuiteResults(sized.manifest(wanted), elsewhere | read_records(runs).records))
     print_summary(console, sized, summary, runs)
     answer |= {"runs": str(runs), **summary.as_dict()}
     return int(bool(summary.failed))
-
-
-def check_data(jobs: Sequence[Job], console: Console) -> None:
-    """Report data that are missing before the first job. Raise DataError if no job has its data."""
-    found = missing_data(jobs)
-    cells = {cell for fault in found for cell in fault.cells}
-    if found and all(cells.issuperset(job.cells) for job in jobs):
-        raise DataError("\n".join(map(str, found)))
-    for fault in found:
-        say(console, f"will fail: {fault}")
 
 
 def run_suite(

@@ -76,8 +76,7 @@ def _is_renewed_elsewhere(path: Path) -> bool:
 def _may_live(path: Path) -> bool:
     """Return whether the process that a file names may live although its lock is free. Not for incomplete files.
 
-    A process of this name space is known to live or to be gone. Of others we know that their machine was not started
-    again: what was last renewed before this boot, under this host's name, was an earlier boot's.
+    Of another name space or host it may, unless it was last renewed before this host's boot.
     """
     try:
         text = read_text(path, LONGEST_OWNER)

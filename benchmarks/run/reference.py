@@ -53,7 +53,10 @@ def reckon(config: RunConfig) -> Reckoned:
     if config.train.epochs is not None:
         unit = "epoch"
     runs = [entry for entry in table()["runs"] if entry["unit"] == unit] or table()["runs"]
-    distances = [_distance(kind, entry["kind"]) for entry in runs]
+    distances = [
+        sum(WEIGHTS.get(key, 1.0) for key in kind.keys() | other.keys() if kind.get(key) != other.get(key))
+        for other in (entry["kind"] for entry in runs)
+    ]
     distance, within = min(distances), ALIKE
     if distance >= FAR:
         within = FOREIGN
@@ -145,11 +148,6 @@ def measure_pace() -> float:
     finally:
         torch.set_num_threads(threads)
     return min(found[1:])
-
-
-def _distance(kind: Mapping[str, Any], other: Mapping[str, Any]) -> float:
-    keys = kind.keys() | other.keys()
-    return sum(WEIGHTS.get(key, 1.0) for key in keys if kind.get(key) != other.get(key))
 
 
 def _ratio(kind: Mapping[str, Any], other: Mapping[str, Any], key: str) -> float:

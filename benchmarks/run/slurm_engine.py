@@ -77,8 +77,12 @@ class SlurmEngine(Engine):
         if error is None:
             result: TaskResult = job.result()
             return result.on(task, runs)
+        from submitit.core.utils import FailedJobError, UncompletedJobError
+
+        # Without an answer it was killed, for its memory or with its node.
+        is_lost = isinstance(error, UncompletedJobError) and not isinstance(error, FailedJobError)
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        return failed(task, runs, f"job {job.job_id}: {lines[-1]}", killed=self._is_lost(error))
+        return failed(task, runs, f"job {job.job_id}: {lines[-1]}", killed=is_lost)
 
     def stop(self) -> None:
         for job in self._jobs.values():
@@ -98,13 +102,6 @@ class SlurmEngine(Engine):
             given |= self.options | {name: int(value) for name, value in self.options.items() if value.isdecimal()}
             executor.update_parameters(**{f"slurm_{name}": value for name, value in given.items()})
         return executor
-
-    @staticmethod
-    def _is_lost(error: BaseException) -> bool:
-        """True if a job ended without an answer: it was killed, for its memory or with its node."""
-        from submitit.core.utils import FailedJobError, UncompletedJobError
-
-        return isinstance(error, UncompletedJobError) and not isinstance(error, FailedJobError)
 
 
 class OnNode:

@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +80,9 @@ def print_results(console: Console, results: SuiteResults) -> None:
     shown = [tables.results_table(results)]
     if results.table is not None:
         shown = [tables.beside_table(results)]
-        if claims := claim_tables.short_claims_table(results.manifest.name, results.claims()):
-            shown.append(claims)
+        if claims := claim_tables.claims_table(results.manifest.name, results.claims()):
+            known = [row for row in claims.rows if row[claims.head.index("estimate")].text]
+            shown.append(replace(claims, rows=known).only("claim", "kind", "estimate", "p (Holm)", "verdict on ours"))
         if results.protocol_notes:
             say(console, "Our protocol is not the paper's: " + "; ".join(results.protocol_notes) + ".")
     elif results.manifest.kind == "study" and not results.manifest.not_decidable:

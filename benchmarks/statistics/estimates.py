@@ -188,8 +188,7 @@ def _against(ours: Array, base: Array, name: Hashable, is_paired: bool) -> tuple
 def _estimate(value: Array, parts: Sequence[_Contribution], scale: Array | float = 1.0) -> Estimates:
     """Return a value with the variance that its draws give it (Satterthwaite 1946 over their names).
 
-    The contributions of draws of one name and seed are summed first. N / (n - 1) times the sum of squares estimates
-    each name's variance. Rounding at the size of the values, `scale`, is no spread.
+    Draws of one name and seed are summed first. Rounding at the size of the values, `scale`, is no spread.
     """
     together: dict[Hashable, list[_Contribution]] = {}
     for part in parts:

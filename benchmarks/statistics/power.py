@@ -60,9 +60,8 @@ def _power(shift: float, critical: Array, share: Array, df: float) -> float:
 def _critical(n: int, other: int, alpha: float, is_paired: bool) -> tuple[Array, Array, float]:
     """Return critical values of a t statistic, the probability of each, and the statistic's degrees of freedom.
 
-    The spreads of two arms have a sum of squares, which is that of a t statistic of n + other - 2 degrees of freedom,
-    and a share of the first arm in it. Both are independent. The share, sin^2 of an angle, has a beta distribution. It
-    sets Welch's degrees of freedom and how far his error is from the true one.
+    The first arm's share of the sum of squares, sin^2 of an angle, has a beta distribution and is independent of the
+    sum. It sets Welch's degrees of freedom and how far his error is from the true one.
     """
     if is_paired:
         return _of_t_test(n - 1, alpha)
