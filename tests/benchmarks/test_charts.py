@@ -239,11 +239,8 @@ def test_studies_draw_differences_from_the_base_with_their_intervals(runs_folder
 def test_twenty_models_of_many_seeds_are_readable(runs_folder, tmp_path):
     """No picture has too many lines or rows. Its note names the choice."""
     rows = [(f"m{i}", f"m{i}", None if i == 0 else "m0") for i in range(20)]
-
-    def value(row, column, seed):
-        return 0.5 + int(row[1:]) / 100 + (seed * 7 % 50) / 1e3
-
-    runs_folder.suite("many", rows, [("a", "vision")], value, range(15), kind="study")
+    more = {"values": lambda r, c, s: 0.5 + int(r[1:]) / 100 + (s * 7 % 50) / 1e3, "kind": "study"}
+    runs_folder.suite("many", rows, [("a", "vision")], seeds=range(15), **more)
     report = write_report(runs_folder.path, tmp_path / "report.html")
     (section,) = report.sections
     for picture_ in (one for group in section.pictures.values() for one in group):

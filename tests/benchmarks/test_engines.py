@@ -32,6 +32,7 @@ from tests.systems import KILL_SELF, kill, was_killed
 
 SHORT = [f"train.{part}" for part in ("batch_size=32", "checkpoint_every=1", "log_every=1")]
 SHORT += ["toy.points=64", "toy.test_points=40"]
+UNTRAINED = "objective=none"  # imports less than training does
 
 
 def task(seed, steps=2, *more):
@@ -98,10 +99,6 @@ def test_a_run_whose_worker_is_killed_twice_has_failed_by_name_and_no_other(tmp_
     assert {label for label, result in results.items() if result.status == "done"} == {"seed 1", "seed 2", "seed 3"}
     assert "killed twice" in results["seed 0"].message
     assert starts(victim, tmp_path) == 2
-
-
-UNTRAINED = "objective=none"
-"""Imports less than training does."""
 
 
 def test_slurm_trains_jobs_and_reports_what_fails(tmp_path):

@@ -301,11 +301,8 @@ def test_many_suites_open_with_a_line_each_and_the_claims_they_decide(runs_folde
 
 def two_rows(gaps, **more):
     """A suite of the rows a and b on columns, b above a by these gaps on the seeds."""
-
-    def value(row, column, seed):
-        return 0.5 + 0.001 * seed + (gaps[column][seed] / 100 if row == "b" else 0)
-
-    return {"rows": [("a", "infonce", None), ("b", "dcl", "a")], "columns": list(gaps), "values": value, **more}
+    more["values"] = lambda r, c, s: 0.5 + 0.001 * s + (gaps[c][s] / 100 if r == "b" else 0)
+    return {"rows": [("a", "infonce", None), ("b", "dcl", "a")], "columns": list(gaps), **more}
 
 
 def test_the_seeds_of_the_index_show_the_stated_effect(runs_folder):

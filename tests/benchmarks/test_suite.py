@@ -195,11 +195,8 @@ def test_columns_of_the_same_runs_and_metric_are_one_test(runs_folder):
 def test_the_plan_knows_the_spread_of_diagnostics_and_costs(suite_file, runs_folder, metric, spread):
     suite_file.write_text(suite_file.read_text().replace('metric = "knn/accuracy"', f'metric = "{metric}"'))
     sized = read_suite(suite_file).at("small")
-
-    def values(job):
-        return {"diagnostics": {"rank": 30.0 + 3 * job.config.seed}, "wall_seconds": 60.0 + 5 * job.config.seed}
-
-    records = recorded(runs_folder, sized.jobs()[:2], values)
+    ranks = [{"diagnostics": {"rank": 30.0 + 3 * seed}, "wall_seconds": 60.0 + 5 * seed} for seed in (0, 1)]
+    records = recorded(runs_folder, sized.jobs()[:2], lambda job: ranks[job.config.seed])
     (line,) = [line for line in make_plan(sized, sized.jobs(), records, 1, None).seeds if line.column == "knn"]
     assert line.std == pytest.approx(spread / 2**0.5)
 

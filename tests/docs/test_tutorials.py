@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
 }
+HOMES = cache(importlib.metadata.packages_distributions)
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-HJKSTfhlnsu]")  # of the cursor and the screen; colours end in m
 
 
@@ -198,14 +200,8 @@ def test_tutorial_states_its_duration_and_installs_from_one_place(name):
     assert first.source == tutorials.install_cell(name, install.source()), "python docs/generate/tutorials.py writes it"
 
 
-@pytest.fixture(scope="module")
-def homes():
-    """Distributions by module."""
-    return importlib.metadata.packages_distributions()
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_first_cell_installs_every_import(name, homes):
+def test_first_cell_installs_every_import(name):
     brought, asked, waiting = set(), set(), [Requirement(each) for each in tutorials.PACKAGES[name]]
     while waiting:
         wanted = waiting.pop()
@@ -225,7 +221,7 @@ def test_first_cell_installs_every_import(name, homes):
         modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         for module in {each.partition(".")[0] for each in modules} - sys.stdlib_module_names:
-            owners = {each.lower().replace("_", "-") for each in homes.get(module, [])}
+            owners = {each.lower().replace("_", "-") for each in HOMES().get(module, [])}
             assert owners & brought, f"nothing that the first cell installs brings {module}"
 
 

@@ -21,7 +21,6 @@ EXAMPLE = Path(__file__).parent / "example"
 SCRIPT = """
 import contextlib, io, json, sys
 from dipole.core.cli import main
-from dipole.core.objectives.registry import registry
 results = []
 for command in json.loads(sys.argv[1]):
     out, err = io.StringIO(), io.StringIO()
@@ -132,15 +131,13 @@ def test_plugins_are_listed_with_their_package_and_can_be_left_out(site, answers
     monkeypatch.setenv("DIPOLE_PLUGINS", "none")
     monkeypatch.syspath_prepend(site)
     monkeypatch.setattr(registry, "_state", "empty")  # entry points are read again
-    codes, told = [], []
-    for command in ("list", "show decoupled", "--help", "doctor --json"):
-        codes.append(main(command.split()))
-        told.append(capsys.readouterr())
-    listed, unknown, overview, doctor = told
+    given = ("list", "show decoupled", "--help", "doctor --json")
+    told = [(main(command.split()), capsys.readouterr()) for command in given]
+    (_, listed), (code, unknown), (_, overview), (_, doctor) = told
     assert not any(word in listed.out for word in ("decoupled", "rings", "greet"))
     assert "DIPOLE_PLUGINS=none" in listed.err
     assert "infonce" in listed.out
-    assert codes[1] == 2
+    assert code == 2
     assert "Plug-ins are switched off (DIPOLE_PLUGINS=none)" in unknown.err
     assert "greet" not in overview.out
     findings = {each["name"]: each for each in json.loads(doctor.out)}
