@@ -97,8 +97,8 @@ def bench(
         say(stderr, f"The known results were made with {settings}. Add this, or all runs are repeated.")
     left = [job for job in wanted if job.hash in missing]
     faulty = missing_data(left)
-    cells = {cell for fault in faulty for cell in fault.cells}
-    if faulty and all(cells.issuperset(job.cells) for job in left):
+    failing = {cell for fault in faulty for cell in fault.cells}
+    if faulty and all(failing.issuperset(job.cells) for job in left):
         raise DataError("\n".join(map(str, faulty)))
     for fault in faulty:
         say(stderr, f"will fail: {fault}")
