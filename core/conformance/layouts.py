@@ -87,7 +87,7 @@ def two_views(count: int, width: int = WIDTH) -> Layout:
 
 def in_order(order: Tensor, width: int = WIDTH, classes: int = CLASSES) -> Layout:
     """Return two views of instances in another order. Neighbours in the first order share a class."""
-    shape = len(order), width
+    shape: tuple[int, ...] = (len(order), width)
     labels = (order // 2) % classes
     scores = (order + 1) * 0.6180339887498949 % 1.0  # distinct, and spread evenly
     shapes = {"a": shape, "b": shape}
