@@ -269,6 +269,8 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             return super().predict(observation, *rest, **settings)
         except (ValueError, AssertionError, AttributeError) as error:
             shape = getattr(observation, "shape", type(observation).__name__)
+            if self.observation_space.contains(observation):
+                raise  # of the networks
             raise ConfigError(f"predict needs an observation of {self.observation_space}, got {shape}.") from error
 
     def _mark_step(self) -> None:

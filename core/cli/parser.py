@@ -127,9 +127,11 @@ def add_runs(parser: argparse.ArgumentParser, meaning: str = "where hashes are l
 
 
 def to_path(text: str) -> Path:
-    """Parse a path. Refuse an empty one, as from a variable without a value."""
+    """Parse a path. Refuse an empty one, as from a variable without a value, and the - of standard output."""
     if not text:
         raise argparse.ArgumentTypeError("is empty. Name a file, or . for this folder")
+    if text == "-":
+        raise argparse.ArgumentTypeError("is not written to standard output. Name a file, or ./- for one of this name")
     return Path(text)
 
 

@@ -251,7 +251,8 @@ def test_every_command_is_in_the_help_with_a_summary(capsys):
 def test_o_and_out_name_what_is_written(option, line, capsys):
     name, *rest = line.split()
     assert Path("place") in vars(parser_of(name).parse_args([*rest, option, "place"])).values()
-    assert "is empty" in dipole(capsys, name, *rest, option, "")[2]  # as from a variable without a value
+    for wrong, said in (("", "is empty"), ("-", "standard output")):  # "" as from a variable without a value
+        assert said in dipole(capsys, name, *rest, option, wrong)[2]
     for words in (["embed", "r"], ["report"], ["results", "list"]):  # and is not this folder
         assert "is empty" in dipole(capsys, *words, "")[2]
 

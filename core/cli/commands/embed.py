@@ -22,7 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
         "run", metavar="RUN", help="folder of a finished run, the first digits of its hash, or an exported folder"
     )
     parser.add_argument(
-        "input", metavar="INPUT", type=lambda text: to_path(text) and text,
+        "input", metavar="INPUT", type=lambda text: (text == "-" or to_path(text)) and text,
         help="a folder of images, one image, or what vision.data.source takes; a file of sentences (a line each, or "
         ".jsonl, .csv, .parquet); - for lines of standard input",
     )  # fmt: skip
