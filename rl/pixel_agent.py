@@ -269,7 +269,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             return super().predict(observation, *rest, **settings)
         except (ValueError, AssertionError, AttributeError) as error:
             shape = getattr(observation, "shape", type(observation).__name__)
-            if self.observation_space.contains(observation):
+            if isinstance(observation, np.ndarray) and self.observation_space.contains(observation):
                 raise  # of the networks
             raise ConfigError(f"predict needs an observation of {self.observation_space}, got {shape}.") from error
 

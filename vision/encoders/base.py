@@ -54,7 +54,7 @@ class EncoderSettings(Settings):
     pooling: Pooling | None = Field(
         None,
         description="hub only: pooler (the architecture's own), cls (the class token), mean or max (of patches or "
-        "places) (default the first of these that the model has with weights)",
+        "places). The default is the first of these that the model has with weights",
     )
     freeze: FreezeSetting = Field("none", description=f"hub only: {FREEZE_HELP}")
     lora: LoraTable | None = Field(None, description=f"hub only: {LORA_HELP}")
