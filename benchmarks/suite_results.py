@@ -323,7 +323,7 @@ class SuiteResults:
         place, test = base_of(row, column), None
         base = self._samples.get((*place, "mean"))
         if samples and base and place != (row.label, column.name):
-            test = difference(base, samples, self._resolution(row, column, [*samples.values(), *base.values()]))
+            test = difference(base, samples)
         return CellResult(row, column, samples, len(hashes), summary, test, nan, comparison, printed, failed)
 
     @property
@@ -378,19 +378,6 @@ class SuiteResults:
     def protocol_notes(self) -> list[str]:
         """Differences from the protocol of the paper."""
         return protocol_differences(getattr(self.table, "protocol", {}), self.manifest.protocol)
-
-    def _resolution(self, row: RowEntry, column: ColumnEntry, values: Sequence[float]) -> float | None:
-        """Return the smallest step of a column: 1 / n for accuracies on n test points, else 0.01 for percentages."""
-        records = self.runs_of(row.label, column.name)
-        sizes = records[0].data.get("sizes") if records else None
-        points = sizes.get("test") if isinstance(sizes, Mapping) else None
-        if isinstance(points, int) and points > 0 and column.metric_of(row).rpartition("/")[2] == "accuracy":
-            counts = [value / column.factor * points for value in values]
-            if all(abs(count - round(count)) < 1e-6 for count in counts):
-                return abs(column.factor) / points
-        if column.unit == "%":
-            return 0.01
-        return None
 
 
 def base_of(row: RowEntry, column: ColumnEntry) -> tuple[str, str]:

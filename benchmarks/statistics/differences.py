@@ -14,8 +14,8 @@ from dipole.core.evaluation.intervals import Array, as_sample
 CONFIDENCE = 0.95
 LEVEL = 0.05
 """A difference is significant, and a verdict made, if the corrected p-value is smaller."""
-NOISE = 1e-12
-"""Values that differ by less than this share of their size are equal: they differ by rounding only."""
+NOISE = 5e-7
+"""Values that differ by less than this share of their size are equal: records hold numbers of single precision."""
 NEEDED = 2
 """Runs of a task, or pairs of them, from which on there is an interval."""
 
@@ -215,7 +215,7 @@ def tail(t: float, df: float) -> float:
     return float(special.stdtr(df, -t)) if isfinite(t) else float(t < 0)
 
 
-def difference(base: Mapping[int, float], other: Mapping[int, float], resolution: float | None = None) -> PairedTest:
+def difference(base: Mapping[int, float], other: Mapping[int, float]) -> PairedTest:
     """Test one objective against another: on common seeds (paired), or on all seeds as independent samples (Welch).
 
     `pairs_are_better` decides by the numbers of seeds, and `method` names the test. If all pairs have the
@@ -224,26 +224,26 @@ def difference(base: Mapping[int, float], other: Mapping[int, float], resolution
     Args:
         base: values by seed.
         other: values by seed.
-        resolution: as of `paired`.
 
     Raises:
         DataError: a value is not finite.
     """
-    pairs, fewest = paired(base, other, resolution), min(len(base), len(other))
+    pairs, fewest = paired(base, other), min(len(base), len(other))
     if fewest < NEEDED or (not isnan(pairs.p_t) and pairs_are_better(pairs.n, len(other), len(base))):
         return pairs
     x, y = as_sample(list(other.values())), as_sample(list(base.values()))
     found = of_summaries(summarize(x.tolist()), summarize(y.tolist()))
-    step = _step(np.concatenate([x, y]), resolution)
+    every = np.concatenate([x, y])
+    levels = _levels(every, NOISE * float(np.abs(every).max()))
     from scipy import stats  # late: it takes a second
 
-    p_ranks = float(stats.mannwhitneyu(np.rint(x / step), np.rint(y / step)).pvalue)
+    p_ranks = float(stats.mannwhitneyu(levels[: len(x)], levels[len(x) :]).pvalue)
     larger = max(len(x), len(y))
     spread = found.error / sqrt(1 / fewest + 1 / larger)
     return PairedTest(fewest, found.value, *found.interval(), found.p, p_ranks, nan, "Welch", spread, larger)
 
 
-def paired(base: Mapping[int, float], other: Mapping[int, float], resolution: float | None = None) -> PairedTest:
+def paired(base: Mapping[int, float], other: Mapping[int, float]) -> PairedTest:
     """Paired t-test and Wilcoxon signed-rank test of `other` against `base` on the seeds that both have.
 
     Fewer than two common seeds decide nothing: the p-values are nan. So it is with the t-test and the effect size where
@@ -253,8 +253,6 @@ def paired(base: Mapping[int, float], other: Mapping[int, float], resolution: fl
     Args:
         base: values by seed.
         other: values by seed.
-        resolution: smallest step of the metric, such as 1 / n of n test points. Differences are rounded to it before
-            they are ranked, so that equal ones are ties. Default: what floating point adds.
 
     Raises:
         DataError: a value is not finite.
@@ -266,21 +264,28 @@ def paired(base: Mapping[int, float], other: Mapping[int, float], resolution: fl
     gain, n = x - y, len(seeds)
     if n < NEEDED:
         return PairedTest(n, float(gain.mean()), nan, nan, nan, nan, nan)
-    steps = np.rint(gain / _step(np.concatenate([x, y]), resolution))
-    if not steps.any():
+    ranked = _signed_levels(gain, NOISE * float(np.abs([x, y]).max()))
+    if not ranked.any():
         return PairedTest(n, 0.0, nan, nan, 1.0, 1.0, 0.0)
-    if (steps == steps[0]).all():
-        return PairedTest(n, float(gain.mean()), nan, nan, nan, wilcoxon(steps), nan)
+    if (ranked == ranked[0]).all():
+        return PairedTest(n, float(gain.mean()), nan, nan, nan, wilcoxon(ranked), nan)
     spread = float(gain.std(ddof=1))
     found = Estimate(float(x.mean() - y.mean()), spread / sqrt(n), n - 1)
     effect = found.value / spread
-    return PairedTest(n, found.value, *found.interval(), found.p, wilcoxon(steps), effect, spread=spread)
+    return PairedTest(n, found.value, *found.interval(), found.p, wilcoxon(ranked), effect, spread=spread)
 
 
-def _step(values: Array, resolution: float | None) -> float:
-    """Return the step to which differences of these values are rounded."""
-    noise = NOISE * float(np.abs(values).max(initial=0.0))
-    return max(resolution or 0.0, noise) or 1.0
+def _levels(values: Array, noise: float) -> Array:
+    """Number values by their size. A value within the noise of the next smaller one is equal to it."""
+    order = np.argsort(values)
+    levels = np.zeros(len(values))
+    levels[order[1:]] = np.cumsum(np.diff(values[order]) > noise)
+    return levels
+
+
+def _signed_levels(gain: Array, noise: float) -> Array:
+    """Number differences by their absolute size, with their signs. Those within the noise of 0 are 0."""
+    return np.sign(gain) * _levels(np.abs([*gain, 0.0]), noise)[:-1]
 
 
 def wilcoxon(gain: Sequence[float] | Array) -> float:
@@ -297,7 +302,7 @@ def wilcoxon(gain: Sequence[float] | Array) -> float:
     """
     sample = as_sample(gain)
     # 0.72 - 0.71 and 0.33 - 0.32 differ only by rounding.
-    sample = np.rint(sample / (1e-9 * np.abs(sample).max() or 1.0))
+    sample = _signed_levels(sample, 1e-9 * float(np.abs(sample).max()))
     sizes = np.abs(sample[sample != 0])
     if len(sample) > 13:
         from scipy import stats
