@@ -18,12 +18,12 @@ from dipole.core.objectives import checks
 
 META = torch.device("meta")
 
-# What waits for its result, or for the number of its results.
+# Operations that wait for their result, or for the number of their results.
 WAITS = {
     "_local_scalar_dense", "item", "nonzero", "nonzero_numpy", "is_nonzero", "masked_select", "unique", "_unique",
     "_unique2", "unique_dim", "unique_consecutive", "bincount", "equal", "_linalg_svd", "_linalg_eigh",
 }  # fmt: skip
-# What takes numbers of the host, and so a copy that nobody pinned.
+# Operations that take numbers of the host, and so an unpinned copy.
 FROM_HOST = {torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, Tensor.new_tensor}
 
 
@@ -55,7 +55,7 @@ class _Operations(TorchDispatchMode):
         name = function.overloadpacket.__name__
         given = _tensors(*args, *kwargs.values())
         if given and kwargs.get("device") != META and all(each.device.type == "cpu" for each in given):
-            # What the host was given to know (lengths of sentences); nothing of the device can have come there.
+            # Numbers that the host was given (lengths of sentences), where nothing of the device can have come.
             return function(*args, **kwargs)
         if name in WAITS or (name == "repeat_interleave" and function._overloadname == "Tensor"):
             raise WaitError(f"{function} waits for the device")

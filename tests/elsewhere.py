@@ -30,7 +30,7 @@ class _Device(Accelerator):
 
 @contextmanager
 def elsewhere(largest: int) -> Iterator[None]:
-    """Inside, the device is there; copies of more than `largest` numbers back to the processor are errors."""
+    """Inside, the device is there, and copies of more than `largest` numbers back to the processor are errors."""
     take = Tensor.__getitem__
     by_hand = {  # what goes past dispatch, or ends in a tensor of "meta" that has no numbers
         "tolist": lambda self: self.cpu().tolist(),

@@ -1,4 +1,4 @@
-"""What a stranger may send: values, mutations of what dipole writes, and things that only look like files."""
+"""Input from strangers: values, mutations of what dipole writes, and things that only look like files."""
 
 import copy
 import gc
@@ -23,7 +23,7 @@ ODD: list[Any] = [
 
 
 def settings_of(examples: int, is_quick: bool) -> settings:
-    """No deadline of hypothesis's own, as `answered` has one; quick ones are the same every time."""
+    """No deadline of hypothesis's own, as `answered` has one. Quick ones are the same every time."""
     health = list(HealthCheck)
     return settings(max_examples=examples, deadline=None, suppress_health_check=health, derandomize=is_quick)
 
@@ -126,4 +126,4 @@ NO_FILES: dict[str, Callable[[Path], Any]] = {
     "deep": lambda path: path.write_text("[" * 100_000),
     "long": lambda path: path.write_text("a" * 2_000_000 + "\n"),
 }
-"""What may stand where a file is expected, by what it is."""
+"""Things that may stand where a file is expected, by what they are."""

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-# What every rank would otherwise import by itself, for seconds.
+# Modules that every rank would otherwise import by itself, for seconds.
 IMPORTED = ["torch.distributed", "torch._dynamo", "torch.nn.parallel", "pytest", "dipole.core.train.run"]
 
 

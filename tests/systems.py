@@ -1,4 +1,4 @@
-"""What systems differ in: marks of tests of what only some of them have, and what is done otherwise on each."""
+"""Differences between systems: marks of tests of what only some of them have, and what is done otherwise on each."""
 
 import os
 import signal
@@ -27,16 +27,16 @@ def _links() -> bool:
 links = pytest.mark.skipif(not _links(), reason="this user may make no symbolic links")
 
 KILL_SELF = "__import__('psutil').Process().kill()"
-"""What a program says to end as if by kill -9."""
+"""The text of a program that ends as if by kill -9."""
 
 
 def was_killed(code: int) -> bool:
-    """Whether a process ended by being killed, which Windows does not tell from other failures."""
+    """Whether a process was killed. Windows does not tell this from other failures."""
     return code == -signal.SIGKILL if POSIX else code != 0
 
 
 def kill(pid: int) -> None:
-    """End a process at once; without an error if it has ended."""
+    """End a process at once, without an error if it has ended."""
     with suppress(psutil.NoSuchProcess):
         psutil.Process(pid).kill()
 
@@ -53,7 +53,7 @@ def kill_all(process: "subprocess.Popen[str]") -> None:
 
 @contextmanager
 def file_limit(size: int) -> Iterator[None]:
-    """Every write beyond `size` bytes of a file fails, as on a full disk; for tests that are marked `posix`."""
+    """Every write beyond `size` bytes of a file fails, as on a full disk. For tests that are marked `posix`."""
     import resource
 
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

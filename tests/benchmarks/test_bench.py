@@ -334,7 +334,7 @@ def test_twenty_columns_and_long_names_fit_with_every_word(width):
     for i in range(20):
         assert text.count(f"{80 + i}.{i:02d}") == 2
     assert "\N{HORIZONTAL ELLIPSIS}" not in text
-    # Each block has the names of its rows. What fits is one block.
+    # Each block has the names of its rows. All that fits is one block.
     assert text.count("method") == text.count("hcl") > 1
     out = io.StringIO()
     small = ReportTable("s", "T", ("method", "value"), [(Cell("a"), Cell("1", 1.0))])

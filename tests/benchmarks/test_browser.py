@@ -184,7 +184,7 @@ def test_works_without_scripts(browser, report):
         browser.command("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
-# Every text of a picture inside the picture's box, and every picture inside its section; 1 px of rounding.
+# Every text of a picture inside the picture's box, and every picture inside its section, to 1 px of rounding.
 CLIPPED = """
   const outside = [];
   for (const svg of document.querySelectorAll('figure.chart svg')) {
@@ -199,7 +199,7 @@ CLIPPED = """
   }
   return outside;
 """
-# What a reader cannot scroll to: a table wider than its box, a text wider than its cell, a page wider than the window.
+# Cut off for a reader: a table wider than its box, a text wider than its cell, a page wider than the window.
 CUT = """
   const cut = [...document.querySelectorAll('.scroll, td')].filter(box => box.scrollWidth > box.clientWidth + 1
     && (arguments[0] || getComputedStyle(box).overflowX !== 'auto')).map(box => box.ariaLabel ?? box.textContent);
@@ -283,7 +283,7 @@ def test_a_chart_under_the_pointer_has_values_and_a_legend_that_selects(browser,
 
 
 def test_charts_in_a_fold_are_drawn_when_it_is_opened(browser, wide_report):
-    """18 losses and 18 histograms: 12 of each are there, the others are drawn by Vega; all of them fit."""
+    """18 losses and 18 histograms: 12 of each are there, the others are drawn by Vega, and all of them fit."""
     browser.open(wide_report)
     browser.log()
     folds = "[...document.querySelectorAll('#wide-small details.more')]"

@@ -131,7 +131,7 @@ def test_seeds_are_dots_and_printed_numbers_have_a_series(runs_folder):
     assert printed["x"] == results.table.value("SimCLR (CL)", "CIFAR-10")
     assert [row["x"] for row in picture.chart.datasets["dots"]] == [80, 81, 82]
     assert ours["x"] == 81
-    # t of 0.975 at 2 degrees of freedom: 4.302653; standard error 1 / sqrt(3).
+    # t of 0.975 at 2 degrees of freedom: 4.302653. Standard error: 1 / sqrt(3).
     assert ours["high"] - ours["x"] == pytest.approx(4.302653 / 3**0.5, abs=1e-4)
 
 
@@ -312,13 +312,13 @@ def test_seeds_that_were_logged_at_other_steps_are_averaged_over_the_range_that_
     line = mean_line("m", [Curve((1, 2, 3), (1, 2, 3)), Curve((2, 3, 4), (4, 5, 6))], factor=10)
     assert (line.x, line.y) == ([2, 3], [30, 40])
     assert line.high[0] - line.y[0] == pytest.approx(10 * 2**0.5)
-    # By hand: the second is 10 at 2 and 30 at 6, so 15 at 3 and 25 at 5; the first is 2 at 1, 4 at 3, 8 at 5, 8 at 7.
+    # By hand: the second is 10 at 2 and 30 at 6, so 15 at 3 and 25 at 5. The first is 2 at 1, 4 at 3, 8 at 5, 8 at 7.
     curves = [Curve((1, 3, 5, 7), (2, 4, 8, 8)), Curve((2, 6), (10, 30))]
     line = mean_line("m", curves)
     assert line.x == [2, 3, 5, 6]
     assert line.y == pytest.approx([(3 + 10) / 2, (4 + 15) / 2, (8 + 25) / 2, (8 + 30) / 2])
     assert line.high[0] - line.low[0] == pytest.approx(2 * (10 - 3) / 2**0.5)
-    # Nothing is made up outside of what all have; a run that was told a step twice counts with the later value.
+    # Nothing is made up outside of what all have. A run that was told a step twice counts with the later value.
     assert mean_line("m", [Curve((1, 2), (0, 0)), Curve((3, 4), (0, 0))]).x == []
     assert mean_line("m", [Curve((1, 2, 2, 3), (1, 5, 2, 3)), Curve((1, 3), (1, 3))]).y == [1, 2, 3]
     assert mean_line("m", [Curve((), ()), Curve((1, 2), (1, 2))]).y == [1, 2]
@@ -375,6 +375,6 @@ def test_a_path_is_one_column_over_another_at_common_steps():
     curves = {"m": [{"eval/losses/unsupervised": over, "eval/losses/supervised": of}]}
     (picture,) = paths(Group(tuple(columns), ""), curves)
     assert (picture.chart.x_label, picture.chart.y_label) == ("losses/unsupervised (bits)", "losses/supervised (bits)")
-    # As training goes on, the loss falls; the step that only one column has is left out.
+    # As training goes on, the loss falls. The step that only one column has is left out.
     assert [(row["x"], row["y"]) for row in picture.chart.rows] == [(2.0, 0.9), (1.5, 0.6), (1.0, 0.5)]
     assert paths(Group((columns[0],), ""), curves) == []

@@ -1,4 +1,4 @@
-"""Every claim of the papers agrees, differs and is undecided on data made up for it; bounds, counts and few seeds."""
+"""Every claim of the papers agrees, differs and is undecided on data made up for it. Bounds, counts and few seeds."""
 
 import csv
 import io
@@ -304,7 +304,7 @@ def test_false_alarms_stay_below_their_level():
 
 
 def test_the_claims_of_a_suite_are_one_family(runs_folder):
-    """Each claim of CACR Table 9 is shown alone at 0.03; of three together none is."""
+    """Each claim of CACR Table 9 is shown alone at 0.03. Of three together none is."""
     generator = np.random.default_rng(0)
     unit = generator.normal(size=3)
     unit = (unit - unit.mean()) / unit.std(ddof=1)

@@ -1,4 +1,4 @@
-"""Suites and folders of runs that somebody else has made: a report, or one short error of ours, and soon."""
+"""Suites and folders of runs that a stranger has made: a report, or one short error of ours, and soon."""
 
 import json
 import os

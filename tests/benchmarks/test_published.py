@@ -1,4 +1,4 @@
-"""Printed tables and claims against the counts of the data files; deviations; suites that cannot decide anything."""
+"""Printed tables and claims against the counts of the data files. Deviations. Suites that cannot decide anything."""
 
 import json
 from dataclasses import replace

@@ -152,7 +152,7 @@ def test_a_metric_that_no_run_has_is_said_with_the_nearest_one(runs_folder):
 
 
 def test_the_command_of_every_row_repeats_its_run(runs_folder):
-    """A run of two processes through torchrun; one outside of suites by the configuration in its folder."""
+    """A run of two processes through torchrun, and one outside of suites by the configuration in its folder."""
     manifest = runs_folder.suite("s", [("a", "infonce", None)], [("A", "vision")], lambda *_: 0.5, seeds=(0,))
     jobs = [manifest.jobs[0].model_copy(update={"processes": 2})]
     write_manifest(runs_folder.path, manifest.model_copy(update={"jobs": jobs}))
@@ -231,7 +231,7 @@ def test_ten_thousand_records_in_seconds_and_a_gigabyte(runs_folder, tmp_path):
     )  # fmt: skip
     peak, processor = map(float, found.stdout.split())
     assert peak < 2**30
-    # Processor time: the machine may be shared; the wall clock is bounded loosely.
+    # Processor time, because the machine may be shared. The wall clock is bounded loosely.
     assert processor < 20
     assert (tmp_path / "report.html").stat().st_size < 15e6
     assert time.monotonic() - began < 300

@@ -156,7 +156,7 @@ def test_what_the_page_says_stands_in_the_numbers():
     for domain in ("cifar10", "vision"):
         assert study.DpSetting(batch=256).key in sure[domain]
         assert study.DpSetting(weight=0.3).key in sure[domain]
-    for domain in POLARIZATION_KEPT:  # the pull grows with the batch; of a mean it does not
+    for domain in POLARIZATION_KEPT:  # the pull grows with the batch, that of a mean does not
         assert first_pull(domain, batch=256) > 15 * first_pull(domain, batch=16)
         assert first_pull(domain, batch=256, reduction="mean") < 4 * first_pull(domain, batch=16, reduction="mean")
 

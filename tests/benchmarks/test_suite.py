@@ -81,7 +81,7 @@ def test_cells_with_equal_settings_share_a_run_whose_command_repeats_it(suite_fi
     sized = read_suite(suite_file).at("small")
     jobs = sized.jobs()
     assert sum(1 for _ in sized.cells()) == 2 * (3 + 2)
-    # plain: one run for linear and knn and one for long; polarized: one; times two seeds.
+    # plain: one run for linear and knn and one for long. polarized: one. All of it for two seeds.
     assert len(jobs) == len({job.hash for job in jobs}) == 6
     shared = next(job for job in jobs if len(job.cells) == 2)
     assert {cell.column for cell in shared.cells} == {"linear", "knn"}
@@ -140,7 +140,7 @@ def test_plan_counts_and_learns_from_records(suite_file, runs_folder):
     records = recorded(runs_folder, jobs[:2], lambda job: {"results": results[job.config.seed], "wall_seconds": 30.0})
     plan = make_plan(sized, jobs, records, 2, None)
     assert plan.finished == 2
-    # Four left: polarized is known by the settings but for the rate; nothing is as long as long, so the table is asked.
+    # Four left: polarized is known by the settings but for the rate. Nothing is as long as long, so the table is asked.
     longer = Estimator([]).total([job.config for job in jobs if job.config.train.epochs == 4], 1)
     assert (plan.time.reckoned, longer.reckoned) == (2, 2)
     assert plan.time.seconds == pytest.approx((2 * (30 + START) + longer.seconds) / 2)
@@ -384,7 +384,7 @@ def test_detection_is_filled_by_what_is_added_to_the_runs():
 
 
 def test_names_with_markup_are_shown_as_they_are_written(tmp_path, runs_folder):
-    """The terminal reads [/x] as the end of a style; a name is none."""
+    """The terminal reads [/x] as the end of a style. A name is none."""
     name = "[/x] [bold]"
     path = written(tmp_path, SUITE.replace("Two objectives on digits", name).replace('"knn"', f'"{name}"'))
     sized = read_suite(path).at("small")

@@ -71,7 +71,7 @@ def test_a_search_chooses_on_validation_and_tests_its_winner(tmp_path, monkeypat
     (path,) = (tmp_path / SWEEPS).glob("*.json")
     found = read_part(path, SearchSummary)
     assert found.spent == {"complete": 1}
-    # Once more is nothing new; more trials go on where it stopped.
+    # Once more is nothing new. More trials go on where it stopped.
     before = path.read_text()
     assert quietly(runs=tmp_path, trials=1) == 0
     assert json.loads(path.read_text()) == json.loads(before)

@@ -48,7 +48,7 @@ class BlobsConfig(Settings):
 
 
 class BlobsAdapter(Adapter):
-    """Views are noisy copies of points; classes are blobs."""
+    """Views are noisy copies of points. Classes are blobs."""
 
     domain = "blobs"
     config_model = BlobsConfig

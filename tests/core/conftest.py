@@ -18,7 +18,7 @@ sys.path.insert(0, str(HERE))
 
 @pytest.fixture
 def blobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Path of a recipe of the blobs domain; the working directory is a fresh folder."""
+    """Path of a recipe of the blobs domain. The working directory is a fresh folder."""
     import blobs_domain
 
     monkeypatch.chdir(tmp_path)

@@ -126,7 +126,7 @@ def change(folder: Path, **values: Any) -> None:
 
 
 def wait_for(condition: Callable[[], Any], *processes: "subprocess.Popen[str]", seconds: float = 400) -> None:
-    """Wait until something holds; a process that ends before is an error."""
+    """Wait until something holds. A process that ends before is an error."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited in vain"

@@ -87,7 +87,7 @@ def test_blocks_that_are_missing_or_ignored():
 
 
 def points_of_classes(count, points, spread, seed):
-    """Points around the means of `count` classes; the means are the same for every seed."""
+    """Points around the means of `count` classes. The means are the same for every seed."""
     means = np.random.default_rng(0).standard_normal((count, 4))
     y = np.repeat(np.arange(count), points) * 7 + 3
     x = means.repeat(points, 0) + spread * np.random.default_rng(seed).standard_normal((len(y), 4))

@@ -378,7 +378,7 @@ def test_pairs_of_ones_own_and_names():
 
 
 def gradient_of_rank(rank):
-    """What the trainer does with the loss of each of two processes: it multiplies by their number, and DDP averages."""
+    """The trainer takes the loss of each of two processes: it multiplies by their number, and DDP averages."""
     found = gradient_of([slice(0, 5), slice(5, 8)][rank], 2)
     for grad in found:
         dist.all_reduce(grad)

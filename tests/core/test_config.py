@@ -346,7 +346,7 @@ def of_a_script(number: int, text: str, folder: Path, monkeypatch: pytest.Monkey
 
 
 def of_a_notebook(number: int, text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A kernel's __main__ has no file; a cell's lines lie in linecache under a name of its own."""
+    """A kernel's __main__ has no file. A cell's lines lie in linecache under a name of its own."""
     name, module = f"/tmp/ipykernel_1/{number}.py", ModuleType("__main__")
     monkeypatch.setitem(linecache.cache, name, (len(text), None, text.splitlines(keepends=True), name))
     monkeypatch.setitem(sys.modules, "__main__", module)

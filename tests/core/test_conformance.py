@@ -1,4 +1,4 @@
-"""Every objective, with every option, through the conformance kit; the kit through losses broken on purpose."""
+"""Every objective, with every option, through the conformance kit, and the kit through losses broken on purpose."""
 
 import json
 
@@ -100,7 +100,7 @@ def test_specs_visit_every_option():
     seen = {(registry.get(t.name).name, key) for s in SPECS + CYCLIC for t in parse(s) for key, _ in t.options}
     own = [entry for entry in registry.entries() if entry.target.__module__.startswith("dipole.")]
     options = {(each.name, option.name) for each in own if each.kind != "diagnostic" for option in each.options}
-    # dim only fixes the width early; the layouts have several widths.
+    # dim only fixes the width early. The layouts have several widths.
     assert {(name, key) for name, key in options - seen if key != "dim"} == set()
 
 

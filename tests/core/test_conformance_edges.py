@@ -256,7 +256,7 @@ def test_ranks_can_be_left_out_and_declarations_stay_in_the_class(monkeypatch):
     assert all(said in row.detail for said in ("`%%writefile spread.py`", "`dipole check spread:Spread`"))
 
 
-class Target(Objective):  # anchors towards stopped candidates; the kit stops them for the reference too
+class Target(Objective):  # anchors towards stopped candidates, which the kit stops for the reference too
     needs_negatives = False
     detached = ("candidates",)
 

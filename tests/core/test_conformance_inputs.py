@@ -1,4 +1,4 @@
-"""Losses that need labels, scores, a width or temperatures; faults that show with close pairs or many rows alone."""
+"""Losses that need labels, scores, a width or temperatures. Faults that show with close pairs or many rows alone."""
 
 from typing import Annotated
 

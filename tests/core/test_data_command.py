@@ -41,7 +41,7 @@ MEMBERS = {f"a/{number}.bin": random.Random(number).randbytes(1280) for number i
 
 
 class Server(BaseHTTPRequestHandler):
-    """Serves `files` with `headers`; knows ranges, and closes the connection after `stops` bytes of an answer.
+    """Serves `files` with `headers`, knows ranges, and closes the connection after `stops` bytes of an answer.
 
     If-Range is honoured if `if_range` is set. An ETag of "content" is a hash of the file, unless `tag` is one. `shift`
     bytes before the asked ones are sent too. A range has at most `span` bytes.
@@ -144,7 +144,7 @@ def test_halves_of_two_files_are_not_joined(serve, tmp_path, kind, settings, oth
     assert [path.name for path in tmp_path.iterdir()] == ["x.bin"]
 
 
-# What a note on a part becomes, and whether the part is resumed. An earlier version wrote no length.
+# The note on a part afterwards, and whether the part is resumed. An earlier version wrote no length.
 NOTES = [(lambda old: b"\n".join(old.split(b"\n")[:2]), True)]
 NOTES += [(lambda old, new=new: new, False) for new in (b"\xff\xfe\x00", b"", b"\n\n\n\n")]
 

@@ -173,13 +173,13 @@ def test_alignment_and_uniformity():
 def test_mean_distance_contrast_and_rank():
     x, d = points(), distances(points())
     assert mean_distance(x) == pytest.approx(sum(d.values()) / len(d))
-    # LMCL Eq. 5: reached by points that sum to zero, such as a simplex; random points stay below.
+    # LMCL Eq. 5: reached by points that sum to zero, such as a simplex. Random points stay below.
     simplex = torch.eye(5) - 0.2
     assert mean_distance(simplex) == pytest.approx(diagnostics.mean_distance_ceiling(5)) == pytest.approx(5 / 8)
     assert max(mean_distance(points(seed)) for seed in range(20)) <= diagnostics.mean_distance_ceiling(N)
     squared = [[float((x[i] - x[j]).square().sum()) for j in range(N) if j != i] for i in range(N)]
     assert min_max_ratio(x) == pytest.approx(sum((max(row) - min(row)) / min(row) for row in squared) / N)
-    # A regular simplex has no contrast at all; a common factor changes nothing.
+    # A regular simplex has no contrast at all. A common factor changes nothing.
     assert min_max_ratio(torch.eye(6, dtype=torch.float64)) == pytest.approx(0, abs=1e-12)
     assert min_max_ratio(7 * x) == pytest.approx(min_max_ratio(x))
     assert diagnostics.numerical_rank(x) == WIDTH
@@ -208,7 +208,7 @@ def test_as_functions_they_hold_to_their_ranges(name, options, said):
 
 @pytest.mark.parametrize(("text", "t_neg"), SHARPNESS.items())
 def test_the_entropy_of_a_run_is_at_its_own_sharpness(text, t_neg):
-    """CACR Fig. 3-5: each row weighs its negatives by its own t_neg; CACR's default where an objective has none."""
+    """CACR Fig. 3-5: each row weighs its negatives by its own t_neg, else by CACR's default."""
     pairs = Pairs.from_views([points(), points(1)], negatives="queries")
     found = diagnose_pairs((pairs,), None if text is None else dipole.objective(text))
     entropies = [-sum(p * math.log(p) for p in row) for row in weights(pairs, t_neg)]

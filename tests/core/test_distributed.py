@@ -176,7 +176,7 @@ def outcomes_of_rank(rank, sizes, every):
 
 @pytest.fixture(scope="module", params=[pytest.param(SIZES["unequal"], id="unequal"), *SLOW])
 def ranks(request):
-    """Results of the second rank; every layout and way in the slow cases."""
+    """Results of the second rank. The slow cases have every layout and way."""
     sizes, every = request.param, request.param != SIZES["unequal"]
     return from_ranks(len(sizes), outcomes_of_rank, sizes, every)[1], sizes, every
 
@@ -214,7 +214,7 @@ def views_of(rows):
 
 
 def given_wrongly(rank):
-    """What one rank, or both, give wrongly: no rank may be left waiting, and none may compute something else."""
+    """Wrong input on one rank, or both: no rank may be left waiting, and none may compute something else."""
     a, b = torch.randn(2, 4, 3, dtype=torch.double)
     queue = torch.ones(2, 3, dtype=torch.double)
 

@@ -86,7 +86,7 @@ def test_a_gradient_with_its_graph_equals_the_plain_gradient(name, way):
 # SwAV's codes are targets, taken as constants: its gradient is no derivative of one function.
 @pytest.mark.parametrize("spec", [*[spec for spec in SPECS if spec != "swav"], "infonce(temperature=learned)"])
 def test_a_second_derivative_is_that_of_the_gradient(spec):
-    """Finite differences of the gradient; a penalty on it, or a Hessian, is otherwise silently wrong."""
+    """Finite differences of the gradient. A penalty on it, or a Hessian, is otherwise silently wrong."""
     z = [draw(6, 4, seed=n) for n in range(3)]
     name = "blocks" if spec in ("tuple", "blocks") else "views"
     torch.manual_seed(0)
@@ -178,7 +178,7 @@ def test_exponentials_too_small_for_normal_numbers_are_zero():
 
 
 def test_a_row_of_zeros_has_no_gradient_and_spoils_no_other():
-    """Rows are normalised inside the matrix; a cosine with nothing is 0."""
+    """Rows are normalised inside the matrix. A cosine with nothing is 0."""
     x, y = draw(5, 4), draw(5, 4, seed=1)
     with torch.no_grad():
         x[2] = 0
@@ -220,7 +220,7 @@ def layout(request):
     y = x if y is None else y
     excluded = torch.tensor([[i, (3 * i + 1) % len(y), -1] for i in range(10)])
     if kind == "last of its own":
-        excluded[9] = -1  # a row keeps its only negative, itself; all others have none
+        excluded[9] = -1  # a row keeps its only negative, itself. All others have none
     return x, y, excluded, False, {"own exclusions": 0, "first": 5, "first of its own": 6, "last of its own": 9}[kind]
 
 

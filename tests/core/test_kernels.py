@@ -156,7 +156,7 @@ def matrices(name):
         counts = torch.full((9,), 21 - 7) - torch.tensor([int(i >= 7) + 1 for i in range(9)])
         return unit(9, 7, 7), unit(21, 7, 8), excluded, counts, False, 7
     pairs = {
-        # Four blocks of 16 rows, the last one partly filled; four bands of 16 rows.
+        # Four blocks of 16 rows, the last one partly filled. Four bands of 16 rows.
         "symmetric": Pairs.from_views([unit(29, 13, 0), unit(29, 13, 1)]),
         # Embeddings wider than what is multiplied at a time.
         "wide": Pairs.cross(unit(17, 37, 0), unit(17, 37, 1), unit(6, 37, 2)),

@@ -115,7 +115,7 @@ def test_accelerates_own_words_for_what_the_recipe_says_and_devices_that_are_non
 @pytest.mark.parametrize("which", [each for each in HANDLED if each != signal.SIGINT])
 @pytest.mark.parametrize("times", [1, 2], ids=["in an evaluation on the way", "in the last one"])
 def test_a_signal_in_an_evaluation_puts_it_off(blobs, tmp_path, monkeypatch, which, times):
-    """It is not waited for; the next attempt makes it, and every number is that of an uninterrupted run."""
+    """It is not waited for. The next attempt makes it, and every number is that of an uninterrupted run."""
     overrides = ("train.evaluate_every=5", "blobs.queue=8")
     whole = quiet(blobs, *overrides, runs=tmp_path / "whole")
     evaluate, seen = BlobsAdapter.evaluate, []

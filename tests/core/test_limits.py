@@ -250,7 +250,7 @@ def test_parameters_without_dim_are_created_at_the_first_call_and_then_trained()
 
 @pytest.mark.parametrize("norm", ["l21", "nuclear"])
 def test_what_is_small_is_nothing_however_small_the_rest(norm):
-    """L that shrinks as a whole loses its rank; what counts as zero is a length, not a share of the longest column."""
+    """L that shrinks as a whole loses its rank. What counts as zero is a length, not a share of the longest column."""
     small, mixed = 9e-4 * torch.eye(6), torch.diag(torch.tensor([100.0, 0.5, 0.03, 0.009]))
     wider = ", tolerance=0.1"
     for L, options, rank in ((small, "", 0), (small, ", tolerance=1e-5", 6), (mixed, "", 3), (mixed, wider, 2)):
@@ -297,7 +297,7 @@ def test_a_direction_is_kept_by_its_energy_against_alpha(norm):
     """Descent from the identity: energies above 3 sqrt(3)/8 alpha keep their direction, those below lose it."""
     alpha = 2.0
     energy = survives_above(alpha) * torch.tensor([0.1, 0.9, 1.1, 4.0]).double()
-    x = torch.diag((4 * energy).sqrt())  # four rows; their mean outer product is diag(energy)
+    x = torch.diag((4 * energy).sqrt())  # four rows, whose mean outer product is diag(energy)
     if norm == "nuclear":
         x = x @ torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_seed(0)).double())[0]
     term = with_projection(f"norm={norm}, alpha={alpha}, solver=proximal", torch.eye(4)).double()

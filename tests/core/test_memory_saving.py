@@ -95,7 +95,7 @@ def test_half_precision_computes_in_it_and_float16_scales_the_loss(blobs, tmp_pa
 
 @pytest.mark.parametrize("optimizer", ["adam", "lars", "sgd"])
 def test_an_overflow_of_the_scale_leaves_the_step_out(blobs, tmp_path, monkeypatch, optimizer):
-    """Steep gradients overflow float16 under the first scales; each skipped step halves the scale until they fit."""
+    """Steep gradients overflow float16 under the first scales. Each skipped step halves the scale until they fit."""
     patch_blobs(monkeypatch, "spoil", lambda z: Steeper.apply(z, 30))
     half = ("train.precision=16-mixed", "train.log_every=1", "train.learning_rate=1e-6")
     quiet(blobs, *half, f"train.optimizer={optimizer}", runs=tmp_path)

@@ -1,4 +1,4 @@
-"""Pairs of one's own and their weights: by class, from columns, in both directions, of views; against float64 loops."""
+"""Pairs of the user and their weights: by class, from columns, in both directions, of views, against float64 loops."""
 
 import math
 from contextlib import nullcontext

@@ -65,7 +65,7 @@ def test_two_encoders_are_two_sides_and_one_is_one():
             assert torch.equal(side.candidates[side.negative_mask()[1]], own[[0, 2, 3, 4]])
     keys = torch.stack([g, 2 * g], 1)
     first, second = Pairs.cross(f, keys, ignored=torch.tensor([[2], [-1], [5], [-1], [-1]])).within_sides()
-    # Key 0 of query 2 is no negative of query 0: the two are one instance, on both sides; key 1 of query 0, of query 2.
+    # Key 0 of query 2 is no negative of query 0: the two are one instance, on both sides. Key 1 of query 0, of query 2.
     assert first.negative_counts.tolist() == [3, 4, 3, 4, 4]
     assert second.negative_mask()[0].nonzero().flatten().tolist() == [1, 3, 4, 6, 7, 8, 9]
     assert second.negative_counts.tolist() == [7, 8, 7, 8, 8] * 2
@@ -326,7 +326,7 @@ def test_means_of_blocks_are_formed_in_full_precision(spec, make, dtype):
     half = torch.randn(5, 4, 8, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
     wide = half.detach().double().requires_grad_()
     found, expected = (torch.autograd.grad(dipole.objective(spec)(make(x)).loss, x)[0] for x in (half, wide))
-    # What is left is the rounding of the gradient itself.
+    # The rest is the rounding of the gradient itself.
     torch.testing.assert_close(found, expected.to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
 
 
@@ -345,7 +345,7 @@ def test_positives_of_a_single_class_are_pairs():
 
 
 def test_pickled_pairs_give_the_same_loss():
-    """From each constructor, changed copies and own indices; copies also find their rows again for several ranks."""
+    """From each constructor, changed copies and own indices. Copies also find their rows again for several ranks."""
     z = torch.randn(3, 6, 4, dtype=torch.double)
     own = Pairs(z[0], z[1], torch.arange(6).unsqueeze(1), torch.full((6, 1), -1))
     made = [*weighted_layouts(z).values(), *dict(layouts(z)).values(), own, own.with_intra_batch()]

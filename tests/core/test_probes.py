@@ -302,7 +302,7 @@ def test_what_is_measured_on_a_device_is_what_is_measured_here(name, monkeypatch
     wanted = as_numbers(MEASURES[name](x, p, y, q))
     generator = torch.Generator
     monkeypatch.setattr(torch, "Generator", lambda device="cpu": generator())
-    # Scores come back, features do not; Arora's terms and k-means take a few hundred points on the processor.
+    # Scores come back, features do not. Arora's terms and k-means take a few hundred points on the processor.
     with elsewhere(M * D if name in ("diagnostics", "histogram", "kmeans") else M * C):
         found = as_numbers(MEASURES[name](sent(x), p, sent(y), q))
     # Singular values are those of another call.

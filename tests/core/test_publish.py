@@ -1,4 +1,4 @@
-"""What a run tells others: progress on stderr, trackers, model cards and the Hub (a server here). Frozen layers."""
+"""Output of a run for others: progress on stderr, trackers, model cards and the Hub (a server here). Frozen layers."""
 
 import importlib.util
 import io
@@ -204,7 +204,7 @@ def test_wandb_without_a_network(blobs, tmp_path, monkeypatch):
     found: Counter[tuple[str, int]] = Counter()
     about, settings = set(), {}
     files = sorted((tmp_path / "runs").glob("*/wandb/offline-run-*/*.wandb"))
-    assert len(files) >= 3  # one for each part; wandb before 0.31 begins another at the end
+    assert len(files) >= 3  # one for each part, and one more at the end by wandb before 0.31
 
     def values(items: Any) -> dict[str, Any]:
         return {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items}

@@ -1,4 +1,4 @@
-"""What changes or is watched along a run: optimizers, rates, [train.schedule], gradients of terms, collapse."""
+"""Things that change or are watched along a run: optimizers, rates, [train.schedule], gradients of terms, collapse."""
 
 import math
 from pathlib import Path
@@ -102,7 +102,7 @@ def test_a_constant_schedule_trains_as_the_option_does_under_another_name(blobs,
     plain, third = run(blobs, "objective=infonce+dp", runs=tmp_path)
     assert not equal(folder, third)
     assert len({fixed.hash, moved.hash, plain.hash}) == 3
-    # What is evaluated again is the objective as it ended.
+    # The objective as it ended is evaluated again.
     _, _, ended = load_run(other)
     assert (ended.weights[1], ended.terms[0].temperature) == (0.3, 0.2)
 

@@ -216,7 +216,7 @@ def test_a_broken_plug_in_leaves_nothing_behind_and_takes_nothing_with_it(tmp_pa
 
 @pytest.mark.parametrize("end", ["sys.exit(3)", "raise BaseException('away')", "raise GeneratorExit()"])
 def test_whatever_ends_an_import_ends_nothing_else(end, tmp_path, fresh):
-    """What its first module registered is undone, and that module can be imported, and so register, once more."""
+    """The entries of its first module are removed, and that module can be imported, and so register, once more."""
     package = tmp_path / "half_package"
     package.mkdir()
     write_modules(

@@ -21,7 +21,7 @@ def tables() -> dict[str, type[BaseModel]]:
 
 
 def defaults_of(table: type[BaseModel]) -> dict[str, Any]:
-    """Field -> default as JSON; a table within is a mapping."""
+    """Field -> default as JSON. A table within is a mapping."""
     found: dict[str, Any] = {}
     for name, field in table.model_fields.items():
         if field.is_required():

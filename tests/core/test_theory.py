@@ -160,7 +160,7 @@ def test_every_inequality_holds_on_any_features(counts, sizes, scale, pull, unif
     centres = pull * torch.randn(len(counts), width, generator=generator)
     x = scale * (torch.randn(len(labels), width, generator=generator) + centres[labels])
     points = Latent.of(x, labels, "uniform" if uniform else "measured")
-    # Wider scores are refused for this loss; below three quarters of its limit none is.
+    # Wider scores are refused for this loss. Below three quarters of its limit none is.
     assume(loss == "hinge" or float(points.scores.max() - points.scores.min()) < 900)
     assert_hold(points, loss, k, b)
 

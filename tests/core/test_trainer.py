@@ -239,7 +239,7 @@ def test_checkpoint_of_another_configuration_is_refused(blobs, tmp_path, monkeyp
 @posix
 @pytest.mark.parametrize("name", ["metrics.jsonl", OWNER, ".lock"])
 def test_what_a_received_folder_has_in_place_of_our_files_is_not_written_to(blobs, tmp_path, name):
-    """A pipe would be waited for without end; what a link leads to would be cut back to nothing."""
+    """A pipe would be waited for without end. What a link leads to would be cut back to nothing."""
     mine = tmp_path / "mine.txt"
     mine.write_text("mine")
     folder = tmp_path / "runs" / load_recipe(blobs).config.hash

@@ -70,12 +70,12 @@ def main(folder: Path) -> None:
 
 
 def missing_extra(error: Exception) -> bool:
-    """Whether an import failed by a package that is not installed, and not by what was taken away here."""
+    """Whether an import failed because a package is not installed, and not because of the modules hidden here."""
     return (isinstance(error, ModuleNotFoundError) and error.name not in MODULES) or "is not installed" in str(error)
 
 
 def collect() -> int:
-    """Let pytest import every test, and say what it cannot; how many there are is its last line."""
+    """Let pytest import every test, and say what it cannot. The last line says how many tests there are."""
     import pytest
 
     os.chdir(ROOT)

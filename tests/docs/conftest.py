@@ -1,4 +1,4 @@
-"""What generates the site lies beside the pages, in no package."""
+"""The generators of the site lie beside the pages, in no package."""
 
 import sys
 from pathlib import Path

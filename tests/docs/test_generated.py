@@ -1,4 +1,4 @@
-"""What the site generates from registry, suites, results and templates; and its install lines, which work."""
+"""The pages that are generated from registry, suites, results and templates, and the install lines, which work."""
 
 import json
 import math

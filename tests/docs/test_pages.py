@@ -101,7 +101,7 @@ def test_the_code_of_a_guide_runs(page, tmp_path, monkeypatch):
 
 
 def assumed() -> dict:
-    """What the fragments of README and background pages assume: encoders, batches, embeddings."""
+    """The names that the fragments of README and background pages assume: encoders, batches, embeddings."""
     generator = torch.Generator().manual_seed(0)
 
     def rows(*shape: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Every public name says what it is; each rule of what a docstring must say is broken on purpose."""
+"""Every public name says what it is. Each rule of what a docstring must say is broken on purpose."""
 
 import doctest
 import functools

@@ -1,4 +1,4 @@
-"""Every tutorial runs on its small settings, in a kernel as well, and installs what it needs; its page shows that."""
+"""Every tutorial runs on its small settings, in a kernel as well, and installs what it needs. Its page shows that."""
 
 import ast
 import base64
@@ -67,7 +67,7 @@ ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
 }
 HOMES = cache(importlib.metadata.packages_distributions)
-CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-HJKSTfhlnsu]")  # of the cursor and the screen; colours end in m
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-HJKSTfhlnsu]")  # of the cursor and the screen (colours end in m)
 
 
 def source(name: str) -> str:
@@ -89,7 +89,7 @@ def run(*command: str | Path, folder: Path, **more: str) -> subprocess.Completed
     return subprocess.run([sys.executable, *command], env=environment, cwd=folder, capture_output=True, text=True)
 
 
-QUICK = {"2-agent-you-have": ("range(2), 240, 80", "range(2), 80, 40")}  # shorter; `make docs` runs all as they are
+QUICK = {"2-agent-you-have": ("range(2), 240, 80", "range(2), 80, 40")}  # `make docs` runs all as they are
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in NAMES])
@@ -131,7 +131,7 @@ def test_third_tutorial_offline_names_the_small_setting(tmp_path, monkeypatch):
 
 
 def executed(sources: list[str], folder: Path) -> list[dict[str, str]]:
-    """What each cell of a notebook says, by stream, from a kernel in the folder."""
+    """The output of each cell of a notebook, by stream, from a kernel in the folder."""
     nbclient = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in sources])

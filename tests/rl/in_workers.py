@@ -32,7 +32,7 @@ class Failing(gymnasium.Wrapper):
 
 
 class Dying(DotEnv):
-    """Ends its process in a step of its life, or does not answer, once; a file remembers it."""
+    """Ends its process in a step of its life, or does not answer, once. A file remembers it."""
 
     def __init__(self, marker, at, hangs=False):
         super().__init__()

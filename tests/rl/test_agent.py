@@ -314,7 +314,7 @@ def test_images_need_not_be_square(tiny_agent, tmp_path, augmentation):
     ("joint", "mode"), [pytest.param(True, True, marks=pytest.mark.slow), (False, "reduce-overhead")]
 )
 def test_compiled_the_agent_is_the_same(tiny_agent, monkeypatch, joint, mode, tmp_path):
-    """Traced by Dynamo and run as it was written; what Inductor fuses is rounded otherwise."""
+    """Traced by Dynamo and run as it was written. What Inductor fuses is rounded otherwise."""
     plain = tiny_agent(objective="infonce + dp", joint_backward=joint).learn(14)
     traced, marks, graphs = {}, [], []
 
@@ -365,7 +365,7 @@ def test_the_extra_asks_for_dm_control_and_from_3_13_for_its_dependencies_except
 
 
 class Scaled(Objective):
-    """Squared distance to the positive, times a learnt scale; registered nowhere."""
+    """Squared distance to the positive, times a learnt scale. It is registered nowhere."""
 
     needs_negatives = False
 

@@ -175,7 +175,7 @@ class Pictures(DotEnv):
 
 @pytest.mark.parametrize(("make", "sizes"), [(lambda: DotEnv(size=36), {2, 3, 4, 5}), (lambda: Pictures(2), {2, 3, 4})])
 def test_short_rollout_is_one_batch_of_different_observations(make, sizes):
-    """Five stored observations, as A2C has by default, are five anchors; equal ones are one."""
+    """Five stored observations, as A2C has by default, are five anchors. Equal ones are one."""
     agent = made(A2C, make(), n_steps=5, policy_kwargs={})
     callback = ContrastiveCallback(updates=3)
     seen, losses, step = [], [], callback._step

@@ -1,4 +1,4 @@
-"""Distractions: other pictures, the same task; seeds and state."""
+"""Distractions: other pictures, the same task, seeds and state."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Environments: pixels, repeats, limits and seeds against dm_control itself; both checkers."""
+"""Environments: pixels, repeats, limits and seeds against dm_control itself, and both checkers."""
 
 import functools
 import os
@@ -250,7 +250,7 @@ def test_without_a_backend_the_error_names_the_packages(monkeypatch):
 
 @pytest.mark.skipif(not osmesa_works(), reason="no OSMesa on this machine")
 def test_osmesa_draws_the_same_and_prints_nothing_at_exit(tmp_path, opengl):
-    """An environment that nobody closes: dm_control alone prints tracebacks when its thread is gone."""
+    """An environment that is never closed: dm_control alone prints tracebacks when its thread is gone."""
     code = (
         "import numpy as np\nfrom dipole.rl import ControlEnv\nenv = ControlEnv('cartpole-swingup')\n"
         "np.save('frame.npy', env.reset(seed=0)[0])"

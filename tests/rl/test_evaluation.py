@@ -1,4 +1,4 @@
-"""Evaluation: returns by hand, alone and in workers, scores, intervals, curves, videos; training does not notice."""
+"""Evaluation: returns by hand, alone and in workers, scores, intervals, curves and videos. Training does not notice."""
 
 import json
 import re

@@ -150,7 +150,7 @@ def test_exported_agent_has_objective_and_settings_of_the_run_and_learns(run, ex
 
 
 def test_exported_zips_draw_the_same_actions_by_their_seed(exported, seen):
-    """The deviation is squashed into its range in both; SB3's own actor would clamp it."""
+    """The deviation is squashed into its range in both. SB3's own actor would clamp it."""
     ours = ContrastiveSAC.load(exported / "agent.zip", device="cpu")
     plain = SAC.load(exported / "sac.zip", device="cpu")
     drawn = []
@@ -206,7 +206,7 @@ def test_wrong_commands_raise_errors(run, exported, capsys, command, said):
 
 
 def test_no_code_of_a_received_file_is_run(exported, tmp_path):
-    """SB3 would unpickle `data`; what is played is built from the description alone."""
+    """SB3 would unpickle `data`. What is played is built from the description alone."""
     trap = tmp_path / "agent.zip"
     with zipfile.ZipFile(exported / "agent.zip") as good, zipfile.ZipFile(trap, "w") as bad:
         for name in good.namelist():

@@ -1,4 +1,4 @@
-"""Updates of the agents against the plain formulas of CURL's repository and of DrQ-v2, in float64; DrQ's noise."""
+"""Updates of the agents against the plain formulas of CURL's repository and of DrQ-v2, in float64, and DrQ's noise."""
 
 import copy
 

@@ -45,7 +45,7 @@ def episodes(seed, stacking="repeat"):
 
 
 def fill(buffer, streams, steps, keep):
-    """Add steps of all streams; returns the last `keep` transitions of each by reward."""
+    """Add steps of all streams and return the last `keep` transitions of each by reward."""
     kept = [{} for _ in streams]
     for _ in range(steps):
         rows = [next(stream) for stream in streams]
@@ -247,7 +247,7 @@ def test_as_many_transitions_are_held_as_were_asked_for_in_any_layout(kind, step
     for reward, image, following in zip(batch.rewards[:, 0], batch.observations, batch.next_observations, strict=True):
         assert np.array_equal(image.numpy(), kept[int(reward)][0])
         assert np.array_equal(following.numpy(), kept[int(reward)][1])
-    if steps == 1000:  # one new plane a step for grey frames; other layouts than "newest last" are stored whole
+    if steps == 1000:  # one new plane a step for grey frames. Other layouts than "newest last" are stored whole
         planes = {"9 grey": 1, "newest last": 3}.get(kind, 9)
         assert buffer._written[0] < 1.1 * planes * 240 + 70
 

@@ -1,4 +1,4 @@
-"""Settings of an agent: in Python, recipes, Zoo files and SB3's keywords; honoured when loaded, or refused."""
+"""Settings of an agent: in Python, recipes, Zoo files and SB3's keywords. They are honoured when loaded, or refused."""
 
 import subprocess
 from functools import partial
@@ -93,7 +93,7 @@ def groups_of(owner, optimizer, key):
     return value
 
 
-# What an update uses, where that is more than the attribute.
+# The value that an update uses, where it is not the attribute alone.
 USED = {
     "beta": lambda agent: groups_of(agent, agent.critic.optimizer, "betas")[0],
     "temperature_beta": lambda agent: groups_of(agent, agent.ent_coef_optimizer, "betas")[0],
@@ -135,7 +135,7 @@ def test_fixed_setting_is_refused_by_name(saved, algorithm, name):
 
 @pytest.mark.parametrize("algorithm", AGENTS)
 def test_changed_tau_and_gamma_change_an_update(saved, algorithm):
-    """tau = 1 copies the Q functions; gamma = 0 makes the target the rewards."""
+    """tau = 1 copies the Q functions, gamma = 0 makes the target the rewards."""
     given = {"tau": 1.0, "gamma": 0.0, "target_every": 1, "n_steps": 1}
     agent = AGENTS[algorithm].load(saved[algorithm][0], env=DotEnv(), device="cpu", **given).learn(12)
     batch = agent._sample(8)
@@ -155,7 +155,7 @@ def test_settings_given_to_load_are_used_under_both_names(saved):
     assert (agent.replay_buffer.storage, agent.seed) == ("disk", 5)
 
 
-# What a recipe says in `objective` and [train].
+# The settings of a recipe in `objective` and [train].
 ELSEWHERE = {"objective", "batch_size", "learning_rate", "precision"}
 # Settings that cannot change once an agent is saved.
 AT_FIRST = {

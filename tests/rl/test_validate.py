@@ -1,4 +1,4 @@
-"""What is no environment, or breaks gymnasium's interface, is one message with a name and what is allowed."""
+"""An object that is no environment, or breaks gymnasium's interface, is one message with a name and what is allowed."""
 
 import re
 
@@ -20,7 +20,7 @@ STEPS = 30
 STATE = {"hidden": (16,), "batch_size": 8, "learning_starts": 10, "buffer_size": 100, "seed": 0, "device": "cpu"}
 
 
-# What an environment makes of its observation, of the answer of its step and of that of its reset.
+# Faults of an environment in its observation, of the answer of its step and of that of its reset.
 SEEN = {
     "float": lambda x: x.astype(np.float32), "normalised": lambda x: (x / 255).astype(np.float32),
     "int16": lambda x: x.astype(np.int16), "NaN": lambda x: np.full(x.shape, np.nan), "list": lambda x: x.tolist(),
@@ -220,7 +220,7 @@ def test_numbers_that_only_float64_holds_are_faults(tiny_agent):
 
 def test_observation_of_a_custom_vecenv_that_is_not_finite_raises_an_error():
     class Unseen(DummyVecEnv):
-        """Environments that nobody has wrapped, as they are in processes of their own."""
+        """Environments without a wrapper, as they are in processes of their own."""
 
         @property
         def unwrapped(self):

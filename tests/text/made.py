@@ -1,4 +1,4 @@
-"""What the text tests share: adapters, files of rows, small transformers, and text that tokenizers disagree on."""
+"""Shared by the text tests: adapters, files of rows, small transformers, and text that tokenizers disagree on."""
 
 import json
 import random

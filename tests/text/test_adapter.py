@@ -411,7 +411,7 @@ def test_an_encoder_reads_nothing_back(settings, corpus, tmp_path):
     ("LlamaConfig", {}, False), ("ModernBertConfig", {"local_attention": 2, "pad_token_id": 0}, False),
 ])  # fmt: skip
 def test_a_mask_of_whole_rows_attends_to_the_same_tokens(name, more, is_whole):
-    """What a GPU is given instead of one row for each sentence. Decoders and sliding windows have their own mask."""
+    """The rows a GPU gets instead of one for each sentence. Decoders and sliding windows have their own mask."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     model = transformers.AutoModel.from_config(getattr(transformers, name)(vocab_size=30, **{**sizes, **more})).eval()

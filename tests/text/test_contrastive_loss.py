@@ -264,7 +264,7 @@ DIVIDED = {name: GATHERED[name] for name in ("hard negatives", "L")}
 
 
 def every_case(folder, rank=0, ranks=1, gathered=True):
-    """Value and gradients of each case on this rank's share of the rows; ranks have unequal shares."""
+    """Value and gradients of each case on this rank's share of the rows. The shares are unequal."""
     found = {}
     rows = slice(*([0, ROWS] if ranks == 1 else [[0, 4], [4, ROWS]][rank]))
     for kind in KINDS:
@@ -366,7 +366,7 @@ def test_a_moved_checkpoint(folder, tmp_path):
 
 
 def test_a_checkpoint_of_another_loss_or_objective(folder, tmp_path):
-    """Without parameters it resumes; an objective with some does not start from new ones in silence."""
+    """Without parameters it resumes. An objective with some does not start from new ones in silence."""
     model = tiny_model(folder)
     trainer_of(model, losses.MultipleNegativesRankingLoss(model), tmp_path, steps=2, save_only_model=True).train()
     first, written = tmp_path / "checkpoint-2", tmp_path / "checkpoint-4"
@@ -380,7 +380,7 @@ def test_a_checkpoint_of_another_loss_or_objective(folder, tmp_path):
 
 
 def test_proximal_steps_and_the_projection(folder, tmp_path):
-    """Columns of L become zero exactly, which no gradient does; L is a Dense module of what is saved."""
+    """Columns of L become zero exactly, which no gradient does. L is a Dense module of what is saved."""
     _, loss = trained(folder, PROXIMAL, tmp_path / "a")
     L = loss.objective.terms[1].L.detach()
     # A column of length 1 loses lr alpha = 0.6 in the first step, and less in each of the others.

@@ -1,4 +1,4 @@
-"""Reading corpora: documents, formats, encodings, scripts; damaged and unsupported files are refused by name."""
+"""Reading corpora: documents, formats, encodings and scripts. Damaged and unsupported files are refused by name."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Encoders against sentence-by-sentence references; words, their numbers and their vectors."""
+"""Encoders against sentence-by-sentence references. Words, their numbers and their vectors."""
 
 import json
 from itertools import pairwise

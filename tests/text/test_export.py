@@ -345,7 +345,7 @@ def test_a_program_without_dipole_loads_every_kind_of_folder(tmp_path, capsys, p
 
 
 def test_a_bag_of_words_of_one_piece_is_written_with_the_librarys_own_modules(tmp_path, monkeypatch):
-    """Fixed beside trained words, projected; the mean of rows at unit length is their sum at unit length."""
+    """Fixed beside trained words, projected. The mean of rows at unit length is their sum at unit length."""
     encoder = word_encoder("bow")
     side = encoders.Channels([encoder.model.f, encoder.model.g])
     matrix = torch.randn(12, 12)

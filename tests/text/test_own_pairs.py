@@ -1,4 +1,4 @@
-"""Pairs of one's own: a sentence twice (SimCSE), and the columns of a table."""
+"""Pairs given by the user: a sentence twice (SimCSE), and the columns of a table."""
 
 import json
 
@@ -293,7 +293,7 @@ def test_the_weights_of_the_best_evaluation_are_kept(table, tmp_path):
     best = min(seen, key=lambda step: seen[step])
     assert record.chosen == {"by": by, "step": best, "value": pytest.approx(seen[best], rel=1e-6), "on": "validation"}
     assert (record.curves_on, record.evaluated_on) == ("validation", "test")
-    # What chose is of the validation part; what is reported, of the kept weights on the test part, measured once.
+    # The choice is made on the validation part. The kept weights are measured on the test part, once.
     (last,) = logged(folder, "test/positive_mrr")
     assert last["step"] == 8
     assert last["test/positive_mrr"] == pytest.approx(record.results["positive_mrr"], rel=1e-6)

@@ -1,4 +1,4 @@
-"""Tables of pairs in files beside a plain reading; their labels; and files cut off, changed, large or no table."""
+"""Tables of pairs in files beside a plain reading, their labels, and files cut off, changed, large or no table."""
 
 import csv
 import json
@@ -60,7 +60,7 @@ def plainly(rows):
 
 
 def batches_of(rows, order, size):
-    """Rows of a batch have no text in common; those that wait come first, in the order of what they wait for."""
+    """Rows of a batch have no text in common. Rows that wait come first, in the order of what they wait for."""
     waiting, rest, batches = {}, deque(order), []
     while True:
         batch, taken = [], set()
@@ -165,7 +165,7 @@ print(tracemalloc.get_traced_memory()[1])
 
 @pytest.mark.slow
 def test_memory_is_bounded(tmp_path):
-    """A table of 60 MB took 137 MB as lists and a dictionary; here it takes less than its own size."""
+    """A table of 60 MB took 137 MB as lists and a dictionary. Here it takes less than its own size."""
     rows = (
         {"anchor": f"anchor {i // 3} " * 8, "positive": f"positive {i} " * 9, "negative": f"other {i} " * 9}
         for i in range(150_000)

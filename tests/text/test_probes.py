@@ -238,7 +238,7 @@ def test_every_protocol_learns_an_easy_task_and_guesses_a_random_one(protocol):
     (2, "senteval-torch", Classifier(optim="rmsprop", nhid=4, dropout=0.2, max_epoch=8)),
 ])  # fmt: skip
 def test_classifiers_on_a_device_answer_what_they_do_here(protocol, classifier, classes):
-    """On a stand-in that refuses tensors of the processor; answers come back, features do not."""
+    """On a stand-in that refuses tensors of the processor: answers come back, features do not."""
     x, y = blobs(160, 200, classes, spread=1.5)
     split = Split([[("a",)] * len(x)], y.tolist())
     task = Task("toy", "nested", {"all": split}, classes)

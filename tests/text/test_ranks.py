@@ -58,7 +58,7 @@ def measured(corpus, rank=0, world_size=1, microbatch=None, cases=None, **other)
 
 
 def on_a_rank(rank, world_size, corpus):
-    """The cases; some of them with the negative control; and divided into microbatches."""
+    """The cases, some of them with the negative control or divided into microbatches."""
     found = measured(corpus, rank, world_size)
     right = gather.gather_rows
 

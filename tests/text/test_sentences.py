@@ -1,4 +1,4 @@
-"""Corpora as ids: equal to a plain loop, on any number of processes, after kills and damage; and their cache."""
+"""Corpora as ids: equal to a plain loop, on any number of processes, after kills and damage, and their cache."""
 
 import gzip
 import multiprocessing
@@ -204,7 +204,7 @@ def test_a_corpus_that_changes_or_disappears_during_reading_is_not_cached(books,
 
 
 def fill(folder, barrier, number):
-    """One of several processes that start with an empty cache; notes every document it reads."""
+    """One of several processes that start with an empty cache. It notes every document it reads."""
     tokens = words_vocabulary([f"w{i}" for i in range(12)])
 
     def read():

@@ -1,4 +1,4 @@
-"""SentEval's interface and tasks: same parameters and keys, damaged files; and the study of learning from text."""
+"""SentEval's interface and tasks: same parameters and keys, damaged files, and the study of learning from text."""
 
 import io
 import json
@@ -190,7 +190,7 @@ DAMAGES = [
     ("TREC/TREC_10.label", lambda data: data.replace(b"What", b"What's", 1), "apostrophes"),
     ("MRPC/msr_paraphrase_test.txt", lambda data: data.replace(b'"', b"<QUOTE>"), "QUOTE"),
     ("MRPC/msr_paraphrase_test.txt", lambda data: data.replace(b"\t", b" ", 5), "line 1: "),
-    # What dead links leave behind.
+    # The remains of dead links.
     ("SUBJ/subj.subjective", lambda data: b"<!DOCTYPE html><html>404</html>", "error page"),
     ("SUBJ/subj.subjective", lambda data: b'<?xml version="1.0"?><Error><Code>Denied</Code></Error>', "error page"),
     ("SUBJ/subj.subjective", lambda data: b"", "is empty"),

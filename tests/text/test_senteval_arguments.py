@@ -1,4 +1,4 @@
-"""What a script of SentEval's may get wrong: one message each, or right."""
+"""Mistakes of SentEval scripts: one message each, or the right result."""
 
 import hashlib
 import os

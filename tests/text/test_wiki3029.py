@@ -1,4 +1,4 @@
-"""Wiki-3029 out of dumps, folders and lines; and the sets that are fetched: whole or not at all."""
+"""Wiki-3029 out of dumps, folders and lines. The sets that are fetched come whole or not at all."""
 
 import bz2
 import gzip

@@ -1,4 +1,4 @@
-"""Small sentence transformers with random weights, and sentences for them; nothing is downloaded."""
+"""Small sentence transformers with random weights, and sentences for them. Nothing is downloaded."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ COLUMNS = {
 
 
 def tiny_model(folder, dropout=0.0, width=16, layers=1, words=WORDS):
-    """A SentenceTransformer of a BERT with one layer and mean pooling; its files are written into a folder."""
+    """A SentenceTransformer of a BERT with one layer and mean pooling, its files written into a folder."""
     tokenizer = Tokenizer(models.WordLevel({w: n for n, w in enumerate((*SPECIAL, *words.split()))}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -48,5 +48,5 @@ def loaded_model(folder):
 
 
 def features(model, columns=4):
-    """What the trainer hands to a loss."""
+    """The arguments that the trainer gives to a loss."""
     return [dict(model.preprocess(texts)) for texts in list(COLUMNS.values())[:columns]]

@@ -1,4 +1,4 @@
-"""What the vision tests share: adapters, frameworks of random images, image files, and steps on several ranks."""
+"""Shared by the vision tests: adapters, frameworks of random images, image files, and steps on several ranks."""
 
 import io
 import json

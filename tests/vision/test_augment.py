@@ -1,4 +1,4 @@
-"""Augmentation equals kornia and a loop over images; each view has its recipe; `Augment` and its presets."""
+"""Augmentation equals kornia and a loop over images. Each view has its recipe, `Augment` has its presets."""
 
 import colorsys
 import json
@@ -359,7 +359,7 @@ def test_presets_are_the_settings_of_the_recipes(preset, recipe):
 
 
 def test_simclr_and_swav_are_the_papers():
-    """Chen et al. 2020, App. A (strength 1.0); Caron et al. 2020, Sec. 4 and App. A."""
+    """Chen et al. 2020, App. A (strength 1.0), and Caron et al. 2020, Sec. 4 and App. A."""
     for each in Augment("simclr").configs:
         assert (each.size, each.crop_scale, each.flip, each.grey, each.blur) == (224, (0.08, 1.0), 0.5, 0.2, 0.5)
         assert (each.jitter, each.brightness, each.contrast, each.saturation, each.hue) == (0.8, 0.8, 0.8, 0.8, 0.2)

@@ -314,7 +314,7 @@ def test_pretraining_images_may_lie_elsewhere(folder, tmp_path_factory):
 
 @pytest.mark.parametrize(("shape", "labels"), [((30, 12, 12, 3), 4), ((7, 9, 9), 0)])
 def test_a_plan_knows_the_sizes_of_an_npz(tmp_path, shape, labels):
-    """What is reckoned for a file is what is reckoned for its images once they are read."""
+    """The estimate for a file equals the estimate for its images once they are read."""
     arrays = {"images": np.zeros(shape, np.uint8)} | ({"labels": np.arange(shape[0]) % labels} if labels else {})
     np.savez_compressed(tmp_path / "a.npz", **arrays)
     config = DataConfig(source=str(tmp_path / "a.npz"), limit=6)

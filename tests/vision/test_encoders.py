@@ -1,4 +1,4 @@
-"""Encoders: shapes of the taps, statistics inside the module; and that one file adds a source or a framework."""
+"""Encoders: shapes of the taps, statistics inside the module, and that one file adds a source or a framework."""
 
 import json
 import os
@@ -213,7 +213,7 @@ def test_three_files_are_a_source_an_encoder_and_a_framework(house):
     assert all(each in shown for each in ("oneway.scale", "only with method = 'oneway'", "stripes:N"))
 
 
-# What ignores eval(). The last is an expert that reads one image of each batch.
+# Modules that ignore eval(). The last is an expert that reads one image of each batch.
 SLIPS = {
     "none": lambda x: x, "dropout": lambda x: nn.functional.dropout(x, 0.5), "noise": lambda x: x + torch.randn(768),
     "mask": lambda x: x * (torch.rand(768) > 0.75), "batch": lambda x: x - x.mean(0) / 2,

@@ -42,7 +42,7 @@ def negatives(pairs, anchor):
 
 
 def step(a, text, batch):
-    """One optimizer step; the loss."""
+    """The loss of one optimizer step."""
     loss_of = objective(text, dim=a.embedding_dim)
     parameters = [p for p in [*a.module.parameters(), *loss_of.parameters()] if p.requires_grad]
     optimizer = torch.optim.SGD(parameters, 0.1)
@@ -320,7 +320,7 @@ SMALL_BLOCKS = ["vision.method=blocks", "vision.views=1", "train.batch_size=30"]
     ("cacr(k=4)", SMALL_BLOCKS, r"blocks \(blocks.size = 4\)", "cmc"),
     ("cacr(k=4)", BARE, "these can: simclr", "blocks"),
     ("tuple", BARE, r"No vision\.method can carry tuple", "these can"),
-    # SwAV pads a large crop's own place; padding is no positive.
+    # SwAV pads a large crop's own place. Padding is no positive.
     ("cacr(k=2)", ["vision.method=swav"], r"swav \(views = 3\)", "cmc"),
 ])  # fmt: skip
 def test_frameworks_that_carry_an_objective_are_named(tmp_path, text, settings, message, absent):

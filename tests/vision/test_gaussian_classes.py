@@ -195,7 +195,7 @@ def test_a_run_is_a_matrix_and_its_validation_part_is_other_points(tmp_path):
 
 @pytest.mark.slow
 def test_the_papers_ordering_over_twenty_trials(tmp_path):
-    """LMCL Table 1: polarization above the plain loss, the plain loss at or above the plane; on Three-Bars the paired
+    """LMCL Table 1: polarization above the plain loss, the plain loss at or above the plane. On Three-Bars the paired
     t-test shows the first at 0.05, on Nested-Moons twenty trials do not."""
     assert main(["bench", "lmcl-table1", "--runs", str(tmp_path)]) == 0
     sized = read_suite("lmcl-table1").at("small", (), 20)

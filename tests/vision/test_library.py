@@ -295,7 +295,7 @@ IMAGES, SIDE = 6, 4
 
 
 def framework(method, views=2, **table):
-    """A framework on a linear encoder, with its batch norm, in float64; and a batch."""
+    """A framework on a linear encoder, with its batch norm, in float64, and a batch."""
     encoder = {"name": "linear", "width": 7, "hidden": 6, "dim": 5}
     return random_framework({"method": method, "views": views, method: table, "encoder": encoder}, IMAGES, SIDE)
 

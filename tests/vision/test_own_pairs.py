@@ -1,4 +1,4 @@
-"""Pairs of one's own: classes as positives, tables of images, images and their captions."""
+"""Pairs given by the user: classes as positives, tables of images, images and their captions."""
 
 import json
 import shutil
@@ -58,7 +58,7 @@ def write(path, rows):
 
 
 def settings(folder=None, **table):
-    """A [vision] table; with a folder one of captions."""
+    """A [vision] table, with a folder one of captions."""
     if folder is not None:
         table = {
             "pairs": "columns", "columns": ["image", "caption"], "caption": {"encoder": f"hub:{folder / 'bert'}"},

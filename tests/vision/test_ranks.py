@@ -80,7 +80,7 @@ NORMS = {
 
 
 def step(case, own=slice(None), microbatch=None):
-    """Loss, gradients and buffers after one step of a case on some images of the batch; why not, where it cannot."""
+    """Loss, gradients and buffers after one step of a case on some images of the batch, or why it cannot."""
     name, text = case
     if text is None:
         return library_step(name, own)

@@ -69,7 +69,7 @@ def test_curves_are_of_the_validation_part_and_the_test_images_are_read_at_the_e
     record = run_of("digits-simclr", tmp_path / "runs", *folder)
     assert (record.evaluated_on, record.curves_on) == ("test", "validation")
     assert record.data["sizes"] == {"pretrain": 38, "train": 38, "test": 48, "validation": 10}
-    # Ten images: tenths; forty-eight: others, for the most part.
+    # Ten images: tenths. Forty-eight: others, for the most part.
     drawn = logged(tmp_path / "runs" / record.hash, "eval/knn/accuracy")
     assert [line["step"] for line in drawn] == [1, 2]
     assert all((10 * line["eval/knn/accuracy"]) % 1 == pytest.approx(0) for line in drawn)

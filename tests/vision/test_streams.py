@@ -1,4 +1,4 @@
-"""Streams of shards and of `datasets`, each image once in an order of the seed; and archives as they are downloaded."""
+"""Streams of shards and of `datasets`, each image once in an order of the seed, and archives as they are downloaded."""
 
 import gzip
 import tarfile
@@ -146,7 +146,7 @@ def test_each_image_once_shard_after_shard_in_an_order_of_the_seed():
     assert torch.equal(rows[0], ShardByShard(shard_of, 1, Seeds(0)).rows(0))
     mixed = ShardByShard(shard_of, 12, Seeds(0)).rows(0)
     assert sorted(mixed.tolist()) == list(range(40))
-    sequence = rows[0].tolist()  # the order of the shards is that of the seed; the buffer moves no image further
+    sequence = rows[0].tolist()  # the order of the shards is that of the seed. The buffer moves no image further
     assert max(abs(sequence.index(int(row)) - place) for place, row in enumerate(mixed)) < 12 + 8
 
 

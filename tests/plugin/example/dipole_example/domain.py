@@ -1,4 +1,4 @@
-"""What dipole knows of the domain before it is used: nothing heavy is imported here."""
+"""The description of the domain before it is used: nothing heavy is imported here."""
 
 from dipole import Domain
 

@@ -1,4 +1,4 @@
-"""A command: its arguments, and what runs; torch and the like are imported when it runs."""
+"""A command: its arguments, and the function that runs. torch and the like are imported when it runs."""
 
 import argparse
 from collections.abc import Callable

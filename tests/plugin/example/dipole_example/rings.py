@@ -19,7 +19,7 @@ class RingsConfig(Settings):
 
 
 class RingsAdapter(Adapter):
-    """Views are noisy copies of a point of the plane; the radius is its class."""
+    """Views are noisy copies of a point of the plane. The radius is its class."""
 
     domain: ClassVar[str] = "rings"
     config_model: ClassVar[type[Settings]] = RingsConfig
