@@ -39,6 +39,8 @@ def as_tensor(name: str, x: Any, shape: str, error: type[DipoleError] = PairsErr
             return check_tensor(name, x, shape).detach()
         except PairsError as problem:
             raise error(str(problem)) from None
+    if np.ma.is_masked(x):
+        raise error(f"{name} is an array with masked values. Leave those rows out, or fill them: x.filled(0).")
     try:
         array = np.asarray(x)
     except Exception as problem:  # ragged lists, and arrays of other libraries on a device
@@ -48,6 +50,8 @@ def as_tensor(name: str, x: Any, shape: str, error: type[DipoleError] = PairsErr
         shown = f"{type(x).__name__} of {array.dtype}"
         if array.dtype.kind in "UO" and array.ndim == 1:
             shown += ". Number the names of classes, the same way in all parts: [names.index(each) for each in labels]"
+        if hasattr(x, "toarray"):
+            shown += ". Use x.toarray()"
         raise error(f"{name} must be numbers of shape {shape}, got {shown}.")
     kind = kinds[array.dtype.kind]
     if array.dtype.kind == "f" and array.dtype.itemsize <= 4:

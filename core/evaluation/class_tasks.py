@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from dipole.core.evaluation.probes import ProbeResult, linear_probe, mean_classifier
+from dipole.core.evaluation.probes import ProbeResult, Solver, linear_probe, mean_classifier
 from dipole.core.utils.errors import OptionError, nearest
 
 Classifier = Literal["trained", "mean", "few"]
@@ -17,7 +17,7 @@ def class_tasks(
     test_y: Any,
     *,
     classifiers: tuple[Classifier, ...] = CLASSIFIERS,
-    solver: str = "convex",
+    solver: Solver = "convex",
     epochs: int = 100,
     labels_per_class: int = 5,
     draws: int = 5,

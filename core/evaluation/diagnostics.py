@@ -119,7 +119,7 @@ def similarity_error(
 
     Args:
         embeddings: (n, d).
-        labels: (n,) integer classes.
+        labels: (n,) integer classes. Rows with a negative label are left out.
         delta_pos: lower end of the margin, in [0, 1].
         delta_neg: upper end of the margin, in [0, 1], above delta_pos.
         mu: slack in (0, delta_neg - delta_pos). The default is half the margin.
@@ -144,6 +144,8 @@ def similarity_error(
         mu = (delta_neg - delta_pos) / 2
     embeddings = as_matrix("embeddings", embeddings, rows=2)
     classes = as_classes("labels", labels, len(embeddings)).to(embeddings.device)
+    labelled = classes >= 0
+    embeddings, classes = as_matrix("labelled embeddings", embeddings[labelled], rows=2), classes[labelled]
     sums, counts = embeddings.new_zeros(2, dtype=torch.double), embeddings.new_zeros(2, dtype=torch.double)
     for distance, i, j in pair_distances(embeddings):
         same = classes[i] == classes[j]
@@ -444,7 +446,10 @@ def effective_rank(
     return spectrum.effective_rank(scaled, tolerance)
 
 
-def numerical_rank(matrix: Array, tolerance: float | None = None) -> int:
+@in_range
+def numerical_rank(
+    matrix: Array, tolerance: Annotated[float | None, Range(at_least=0), "share of the largest"] = None
+) -> int:
     """Return the number of singular values above a share of the largest.
 
     Args:
@@ -454,6 +459,7 @@ def numerical_rank(matrix: Array, tolerance: float | None = None) -> int:
     Raises:
         DataError: a value is not finite.
         PairsError: a matrix of another shape.
+        OptionError: `tolerance` is out of its range.
 
     Example:
         >>> from dipole.evaluation import numerical_rank

@@ -24,8 +24,8 @@ class Histogram:
     Args:
         edges: (bins + 1,) of the bins, from 0 to 1.
         all: (bins,) of all pairs.
-        same: (bins,) of pairs of one class. None without labels.
-        different: (bins,) of pairs of two classes. None without labels.
+        same: (bins,) of labelled pairs of one class. None without labels.
+        different: (bins,) of labelled pairs of two classes. None without labels.
     """
 
     edges: Tensor
@@ -104,7 +104,7 @@ def distance_histogram(
 
     Args:
         embeddings: (n >= 2, d).
-        labels: (n,) integer classes, or None.
+        labels: (n,) integer classes, negative for unlabelled rows, or None.
         bins: equal bins of [0, 1], >= 1.
 
     Raises:
@@ -124,16 +124,17 @@ def distance_histogram(
     classes = None
     if labels is not None:
         classes = as_classes("labels", labels, len(embeddings)).to(embeddings.device)
-    counts = torch.zeros(2, bins, dtype=torch.long, device=embeddings.device)
+    counts = torch.zeros(3, bins, dtype=torch.long, device=embeddings.device)
     for distance, i, j in pair_distances(embeddings):
         place = (distance * bins).long().clamp_max_(bins - 1)
         if classes is not None:
-            place += bins * (classes[i] == classes[j]).long()
-        counts += torch.bincount(place, minlength=2 * bins).view(2, bins)
-    edges = torch.linspace(0, 1, bins + 1)
+            first, second = classes[i], classes[j]
+            place += bins * (1 + (first == second).long()) * ((first >= 0) & (second >= 0))
+        counts += torch.bincount(place, minlength=3 * bins).view(3, bins)
+    edges, (_, different, same) = torch.linspace(0, 1, bins + 1), counts
     if classes is None:
-        return Histogram(edges, counts[0], None, None)
-    return Histogram(edges, counts.sum(0), counts[1], counts[0])
+        return Histogram(edges, counts.sum(0), None, None)
+    return Histogram(edges, counts.sum(0), same, different)
 
 
 @register(

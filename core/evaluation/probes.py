@@ -9,14 +9,14 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dipole.core.evaluation.arrays import Array, moderate, moderate_rows, size
+from dipole.core.evaluation.arrays import Array, in_range, moderate, moderate_rows, size
 from dipole.core.evaluation.descent import Descent, Rows, descend
 from dipole.core.evaluation.logistic import fit_softmax
 from dipole.core.evaluation.split import (
@@ -29,12 +29,16 @@ from dipole.core.evaluation.split import (
     split,
     standardized,
 )
-from dipole.core.utils.errors import DataError, OptionError, TrainingError, nearest
+from dipole.core.objectives.spec import Range
+from dipole.core.utils.errors import DataError, OptionError, TrainingError
 from dipole.core.utils.modes import in_mode
 from dipole.core.utils.text import counted, warn
 
-SOLVERS = ("convex", "sgd", "adam")
-
+Solver = Literal["convex", "sgd", "adam"]
+Whole = Annotated[int, Range(at_least=1)]
+AnyWhole = Annotated[int | None, Range(at_least=1)]
+Positive = Annotated[float, Range(above=0)]
+AnyPositive = Annotated[float | None, Range(above=0)]
 ProbeDevice = Literal["auto", "cpu"]
 PROBE_DEVICE_HELP = "device of features, probes and diagnostics: the run's device, or the processor"
 
@@ -49,7 +53,7 @@ class ProbeResult:
         std: standard deviation over repeated draws, or None for a single fit.
         converged: whether the convex solver met its tolerance.
         classes: (C,) labels.
-        scores: (n_test, C) of the last fit. Column j belongs to classes[j].
+        scores: (n_test, C) of the last fit. Column j belongs to classes[j]. Clusters have none.
         ranks: (n_test x draws,) rank of the true class among the scores, from 1, with ties against it. Larger than C
             for a class that the training part lacks.
 
@@ -137,21 +141,22 @@ def _result(data: ProbeLabels, scores: Tensor, **extra: Any) -> ProbeResult:
     return ProbeResult(accuracy, top5, classes=classes, scores=scores.float().cpu(), ranks=ranks, **extra)
 
 
+@in_range
 def linear_probe(
     train_x: Array,
     train_y: Array,
     test_x: Array,
     test_y: Array,
     *,
-    solver: str = "convex",
-    l2: float | None = None,
+    solver: Solver = "convex",
+    l2: Annotated[float | None, Range(at_least=0)] = None,
     standardize: bool | None = None,
-    epochs: int = 100,
-    batch_size: int | None = None,
-    learning_rate: float | None = None,
-    schedule: str = "step",
+    epochs: Whole = 100,
+    batch_size: AnyWhole = None,
+    learning_rate: AnyPositive = None,
+    schedule: Literal["step", "cosine"] = "step",
     milestones: tuple[int, ...] | None = None,
-    decay: float | None = None,
+    decay: AnyPositive = None,
     seed: int = 0,
 ) -> ProbeResult:
     """Return the accuracy of a linear softmax classifier trained on frozen features.
@@ -175,10 +180,10 @@ def linear_probe(
         >>> linear_probe(train, [0, 1, 0, 1], test, [0, 1]).accuracy
         1.0
     """
-    if solver not in SOLVERS:
-        raise OptionError(
-            f"unknown solver {solver!r} of the linear probe.{nearest(solver, SOLVERS)} Allowed: {', '.join(SOLVERS)}."
-        )
+    stepwise = {"batch_size": batch_size, "learning_rate": learning_rate, "milestones": milestones, "decay": decay}
+    given = [name for name, value in stepwise.items() if value is not None]
+    if given and solver == "convex":
+        raise OptionError(f"linear_probe: {given[0]} has no effect with solver 'convex'. Choose sgd or adam.")
     data = split(train_x, train_y, test_x, test_y)
     if standardize or (standardize is None and solver == "convex"):
         data = standardized(data)
@@ -230,16 +235,17 @@ def linear_probe_on_views(
 # --- probes with few or no trained weights --------------------------------------------------------------------------
 
 
+@in_range
 def few_shot_probe(
     train_x: Array,
     train_y: Array,
     test_x: Array,
     test_y: Array,
     *,
-    labels_per_class: int = 5,
-    draws: int = 5,
+    labels_per_class: Whole = 5,
+    draws: Whole = 5,
     seed: int = 0,
-    l2: float | None = None,
+    l2: AnyPositive = None,
 ) -> ProbeResult:
     """Return the mean accuracy of the convex linear probe on a few labelled points per class, over seeded draws.
 
@@ -274,14 +280,15 @@ def few_shot_probe(
     return _over_draws(data, labels_per_class, draws, seed, scores)
 
 
+@in_range
 def mean_classifier(
     train_x: Array,
     train_y: Array,
     test_x: Array,
     test_y: Array,
     *,
-    labels_per_class: int | None = None,
-    draws: int = 5,
+    labels_per_class: AnyWhole = None,
+    draws: Whole = 5,
     seed: int = 0,
 ) -> ProbeResult:
     """Return the accuracy of the mean classifier, argmax_c f(x)^T mu_c (Arora et al. 2019, W^mu), on raw features.
@@ -315,14 +322,12 @@ def mean_classifier(
 def _over_draws(
     data: ProbeData, labels_per_class: int, draws: int, seed: int, fit: Callable[[Tensor, Tensor], Tensor]
 ) -> ProbeResult:
-    if labels_per_class < 1 or draws < 1:
-        raise OptionError(f"labels_per_class and draws must be at least 1, got {labels_per_class} and {draws}")
     counts = data.train_y.bincount()
     if short := int((counts < labels_per_class).sum()):
         warn(
             f"{short} of {counted(len(counts), 'class', 'classes')} have fewer than labels_per_class = "
             f"{labels_per_class} labelled points, the smallest {int(counts.min())}. All of them are used in each draw",
-            stacklevel=3,
+            stacklevel=4,
         )
     results = []
     for draw in range(draws):
@@ -339,15 +344,16 @@ def _over_draws(
     return ProbeResult(float(accuracies.mean()), top5, std, classes=last.classes, scores=last.scores, ranks=ranks)
 
 
+@in_range
 def knn_probe(
     train_x: Array,
     train_y: Array,
     test_x: Array,
     test_y: Array,
     *,
-    k: int = 20,
-    temperature: float = 0.07,
-    chunk: int = 1024,
+    k: Whole = 20,
+    temperature: Positive = 0.07,
+    chunk: Whole = 1024,
 ) -> ProbeResult:
     """Return the accuracy of the k-nearest-neighbour vote with weights e^{cos/temperature} (Wu et al. 2018, Sec. 3.4).
 
@@ -370,16 +376,11 @@ def knn_probe(
         >>> knn_probe(train, [0, 1, 0, 1], test, [0, 0], k=2).accuracy
         0.5
     """
-    if k < 1 or chunk < 1 or not temperature > 0:
-        raise OptionError(
-            f"the kNN probe needs k >= 1, temperature > 0 and chunk >= 1, "
-            f"got k = {k}, temperature = {temperature}, chunk = {chunk}"
-        )
     data = split(train_x, train_y, test_x, test_y)
     data = single(replace(data, train_x=moderate_rows(data.train_x), test_x=moderate_rows(data.test_x)))
     bank = F.normalize(data.train_x, dim=1)
     if k > len(bank):
-        warn(f"k = {k} is more than the {counted(len(bank), 'labelled point')}: all of them vote")
+        warn(f"k = {k} is more than the {counted(len(bank), 'labelled point')}: all of them vote", stacklevel=3)
     votes = []
     for part in F.normalize(data.test_x, dim=1).split(chunk):
         similarity, index = (part @ bank.T).topk(min(k, len(bank)), 1)
@@ -391,13 +392,14 @@ def knn_probe(
 # --- clustering -----------------------------------------------------------------------------------------------------
 
 
+@in_range
 def kmeans_accuracy(
     features: Array,
     labels: Array,
     *,
-    clusters: int | None = None,
-    inits: int = 10,
-    steps: int = 300,
+    clusters: AnyWhole = None,
+    inits: Whole = 10,
+    steps: Whole = 300,
     normalize: bool = False,
     seed: int = 0,
 ) -> ProbeResult:

@@ -100,15 +100,13 @@ def diagnose(
         "rank": diagnostics.numerical_rank(features),
         "effective_rank": diagnostics.effective_rank(features),
     }
-    found = diagnostics.distance_histogram(features)
-    counts: dict[str, Tensor | None] = {"edges": found.edges, "all": found.all}
-    if labels is not None and int((labels >= 0).sum()) > 1:
-        known, classes = features[labels >= 0], labels[labels >= 0]
-        by_class = diagnostics.distance_histogram(known, classes)
-        counts |= {"same": by_class.same, "different": by_class.different}
-        values["similarity_error"] = diagnostics.similarity_error(known, classes)[0]
-        values |= diagnose_classes(known, classes)
-    return values, Histogram(**{name: each.tolist() for name, each in counts.items() if each is not None})
+    if labels is not None and int((labels >= 0).sum()) < 2:
+        labels = None
+    found = diagnostics.distance_histogram(features, labels)
+    if labels is not None:
+        values["similarity_error"] = diagnostics.similarity_error(features, labels)[0]
+        values |= diagnose_classes(features[labels >= 0], labels[labels >= 0])
+    return values, Histogram(**{name: each.tolist() for name, each in vars(found).items() if each is not None})
 
 
 def diagnose_classes(features: Tensor, labels: Tensor) -> dict[str, float]:

@@ -78,6 +78,10 @@ def test_histogram_counts_each_pair_once():
     unlabelled = diagnostics.distance_histogram(x, bins=8)
     assert unlabelled.all.tolist() == found.all.tolist()
     assert unlabelled.same is None
+    partly = diagnostics.distance_histogram(x, LABELS.where(LABELS > 0, -1), bins=8)
+    labelled = diagnostics.distance_histogram(x[LABELS > 0], LABELS[LABELS > 0], bins=8)
+    assert torch.equal(partly.all, found.all)
+    assert torch.equal(torch.stack([partly.same, partly.different]), torch.stack([labelled.same, labelled.different]))
     x = torch.tensor([[1.0, 0.0], [2.0, 0.0], [-1.0, 0.0]])
     assert diagnostics.distance_histogram(x, bins=4).all.tolist() == [1, 0, 0, 2]
 
@@ -156,6 +160,8 @@ def test_similarity_error_and_bound():
     outside = N - LABELS.bincount()
     assert bound == pytest.approx(4 * 0.4 / 0.1 + float(outside.max() / outside.min()) / 3)
     assert diagnostics.similarity_error(torch.eye(3)[LABELS], LABELS)[0] == 0
+    labelled = diagnostics.similarity_error(x[LABELS > 0], LABELS[LABELS > 0])
+    assert diagnostics.similarity_error(x, LABELS.where(LABELS > 0, -1)) == labelled
 
 
 def test_alignment_and_uniformity():

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_matrix
 from scipy.special import softmax
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
@@ -136,7 +137,11 @@ def on_views(x, y, labels):
     (lambda x, y: on_views(x, y, None), "train_y is missing"),
     (lambda x, y: on_views(x * torch.nan, y, y), "NaN"),
     (lambda x, y: probes.linear_probe(x, y, x, y, solver="convx"), "Did you mean 'convex'"),
-    (lambda x, y: probes.knn_probe(x, y, x, y, k=0), "k >= 1"),
+    (lambda x, y: probes.knn_probe(x, y, x, y, k=0), "k must be an integer >= 1, got 0"),
+    (lambda x, y: probes.linear_probe(x, y, x, y, solver="sgd", schedule="linear"), "one of step, cosine"),
+    (lambda x, y: probes.linear_probe(x, y, x, y, learning_rate=0.1), "learning_rate has no effect with .*convex"),
+    (lambda x, y: probes.linear_probe(x, np.ma.masked_equal(y.numpy(), 2), x, y), "train_y .* masked values"),
+    (lambda x, y: probes.linear_probe(csr_matrix(x), y, x, y), r"train_x .* csr_matrix of object. Use x.toarray\(\)"),
     (lambda x, y: probes.kmeans(x, 301), "1 to 300 clusters"),
     (lambda x, y: probes.mean_classifier(x, y, x, y).average(1), "2 to 4"),
     (lambda x, y: probes.mean_classifier(x, y, x, y).average(5), "2 to 4"),
