@@ -180,16 +180,20 @@ def _against_base(results: SuiteResults) -> list[str]:
 
 
 def _reach(results: SuiteResults) -> list[str]:
-    """Return the smallest differences that the seeds of a suite can show."""
-    reach = {column.name: results.detectable(column.name) for column in results.manifest.columns}
-    shown = [
-        f"{number(reach[column.name])} {column.unit.replace('%', 'points')}".strip() + f" ({column.name})"
-        for column in results.manifest.columns
-        if isfinite(reach[column.name])
-    ]
-    if not shown:
-        return ["Every value is that of the base, so the detectable difference is unknown."]
-    return [f"With these seeds, smaller differences than these would be missed: {first_of(shown, NAMED)}."]
+    """Return the smallest differences that the seeds can show, and the percentages that have no room for it."""
+    shown, beyond = [], []
+    for column in results.manifest.columns:
+        least, name = results.detectable(column.name), column.name
+        if column.unit == "%" and least > 100:
+            beyond.append(name)
+        elif isfinite(least):
+            shown.append(f"{number(least)} {column.unit.replace('%', 'points')}".strip() + f" ({name})")
+    said = []
+    if shown:
+        said.append(f"With these seeds, smaller differences than these would be missed: {first_of(shown, NAMED)}.")
+    if beyond:
+        said.append(f"Only a difference above 100 points would show in {first_of(beyond, NAMED)}.")
+    return said or ["Every value is that of the base, so the detectable difference is unknown."]
 
 
 def _over_columns(results: SuiteResults) -> list[str]:

@@ -316,6 +316,8 @@ def test_the_seeds_of_the_index_show_the_stated_effect(runs_folder):
     assert overview.power_cell(suite).sort == pytest.approx(today)
     said = f"Half of the tests have a power of at least {100 * today:.0f} % for 1 point (Holm)."
     assert overview.of_power(suite) == [said]
+    wide = runs_folder.results("wide", **two_rows({"x": [-5.0, 9.0]}, seeds=range(2)))
+    assert findings.of_suite(wide)[-1] == "Only a difference above 100 points would show in x."
 
 
 def test_suites_of_a_report_are_in_the_order_of_the_papers(runs_folder):
