@@ -27,7 +27,7 @@ LEVEL = 0.05
 def compare(parser: argparse.ArgumentParser) -> Runner:
     """Compare two runs: settings, numbers, intervals and verdicts.
 
-    Other seeds of the same settings in the same folders are included. Seeds that both have are compared in pairs
+    Other seeds of the same settings in the same folder are included. Seeds that both have are compared in pairs
     (paired t-test). Where too few are common, all seeds are two samples (Welch's test). p values are corrected for all
     numbers (Holm) at level 0.05. A verdict needs two seeds of each.
     """
@@ -47,8 +47,12 @@ def _compare(arguments: argparse.Namespace) -> int:
     if one.resolve() == other.resolve():
         raise ConfigError(f"both are the run {one}. Give two different runs, see `dipole list runs`.")
     first, second = (_with_siblings(folder) for folder in (one, other))
-    if _without(first[0].config) == _without(second[0].config):  # two seeds of one setting
-        first, second = first[:1], second[:1]
+    repeated = first[0].seed == second[0].seed
+    if _without(first[0].config) == _without(second[0].config):
+        common = {each.seed for each in first} & {each.seed for each in second}
+        if not repeated:  # two seeds of one setting
+            first, second, common = first[:1], second[:1], {first[0].seed, second[0].seed}
+        first, second = ([each for each in group if each.seed in common] for group in (first, second))
     settings = _differences(_without(first[0].config), _without(second[0].config))
     known = {name for record in (*first, *second) for name in record.results}
     shared = [name for name in first[0].results if name in second[0].results]
@@ -69,7 +73,6 @@ def _compare(arguments: argparse.Namespace) -> int:
         write(printable(line, keep=""))
     rows: list[tuple[str, ...]] = [("setting", "first", "second")]
     rows += [(key, shortened(_shown(a), LONGEST), shortened(_shown(b), LONGEST)) for key, (a, b) in settings.items()]
-    repeated = first[0].seed == second[0].seed  # one run trained twice
     alike = ("Only the seed differs.", "Settings and seed are the same.")[repeated]
     write("\n" + (text_table(rows, words=range(3)) if settings else alike))
     write("\n" + (_table(numbers) if numbers else "The runs have no result in common."))
@@ -89,7 +92,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     if any(prints[0][seed] != prints[1][seed] for seed in prints[0].keys() & prints[1].keys()):
         write("\nThe runs read different data, by the fingerprints in their records.")
     elif not settings and repeated:
-        write("\nThis is one run, trained twice. A difference comes from the machines or versions.")
+        write("\nThe same was trained twice. A difference comes from the machines or versions.")
     elif not settings:
         write("\nThese are two seeds of one setting. Their difference shows its spread.")
     elif len(first) < 2 or len(second) < 2:
@@ -113,16 +116,17 @@ def _table(numbers: list[dict[str, Any]]) -> str:
 def _with_siblings(folder: Path) -> list[RunRecord]:
     """Return a run and one finished run of each other seed with the same settings, from the same folder."""
     from dipole.core.record import read_record
+    from dipole.core.record.additions import with_additions
     from dipole.core.record.listing import RECORD, run_folders
     from dipole.core.utils.errors import ConfigError, RecordError
 
-    record = read_record(folder / "record.json")
+    record = with_additions(read_record(folder / RECORD), folder)
     if record.status != "done":
         raise ConfigError(f"the run {folder} is {record.status}. Only finished runs can be compared.")
     found = {record.seed: record}
     for path in run_folders(folder.resolve().parent):
         try:
-            other = read_record(path / RECORD)
+            other = with_additions(read_record(path / RECORD), path)
         except RecordError:
             continue
         if other.status == "done" and _without(other.config) == _without(record.config):

@@ -136,6 +136,11 @@ def test_compare_needs_two_seeds_and_finished_runs(trained, capsys):
     again = shutil.copytree(first, first.parent / "again" / first.name)
     out_of_copy = done(capsys, "compare", first, again)
     assert ("Settings and seed are the same" in out_of_copy, "trained twice" in out_of_copy) == (True, True)
+    shutil.copytree(trained["infonce", 2], again.parent / trained["infonce", 2].name)
+    assert len(re.findall(r" seeds 0, 2$", done(capsys, "compare", first, again), re.MULTILINE)) == 2
+    for folder in (first, again):
+        done(capsys, "add", folder, "AP=0.5", "--source", "x")
+    assert re.search(r"\nAP +0\.5", done(capsys, "compare", first, again))
     shutil.rmtree(again.parent)
     # The third seed belongs to neither.
     assert re.search(r"^first .* seeds 0\nsecond .* seeds 1$", out, re.MULTILINE)
