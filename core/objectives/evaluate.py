@@ -221,7 +221,7 @@ class Rows:
     def log_mean_exp(self, logs: Tensor, counts: Tensor) -> Tensor:
         """Return log( sum_i w_i e^{logs_i} / sum_i w_i counts_i ) over all anchors of all ranks, ().
 
-        It is 0 if all weights are 0. Without weights, w is 1.
+        It is 0 if the sum below is. Without weights, w is 1.
 
         Args:
             logs: (A,).
@@ -229,7 +229,7 @@ class Rows:
         """
         weights = self._anchor_weights()
         if weights is None:
-            return log_mean_exp(logs, counts)
+            weights = torch.ones_like(logs)
         counts = counts * weights
         used = counts > 0
         some = all_sum(counts.sum()) > 0

@@ -169,7 +169,8 @@ class Pairs(Constructors):
             positives=self.positives[:, :count],
             weights=self.weights if self.weights is None or self.weights.ndim == 1 else self.weights[:, :count],
             ignored=torch.cat([self.ignored, self.positives[:, count:]], 1),
-            layout=replace(known, fewest=fewest),
+            # What is ignored may now lie before the first negative.
+            layout=replace(known, fewest=fewest, padded=known.padded or known.first_negative > 0),
         )
 
     def with_positives(self, positives: Tensor) -> Self:

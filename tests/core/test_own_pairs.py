@@ -25,7 +25,8 @@ def layouts():
     z, queue, hard = draw(9, 4), draw(5, 4, seed=1), draw(9, 2, 4, seed=2)
     near = draw(9, 4, seed=3)
     past = torch.tensor([0, 3, -1, 7, 1])
-    twice = torch.tensor([[10], [-1], [3], *[[-1]] * 6])
+    twice = torch.full((9, 27), -1)
+    twice[0, 0], twice[2, 0], twice[4] = 10, 3, torch.arange(27)  # row 4 has no negatives
     return {
         "labels": ((z,), Pairs.from_labels(z, LABELS)),
         "labels and a queue": ((z, queue), Pairs.from_labels(z, LABELS, queue=queue, queue_labels=past)),
@@ -35,11 +36,12 @@ def layouts():
         "own columns": ((z, near, hard), Pairs.from_columns(z, near, hard, negatives_of="own")),
         "hard alone": ((z, near, hard), Pairs.from_columns(z, near, hard, batch_negatives=False, negatives_of="own")),
         "both": ((z, near), Pairs.both(z, near)),
+        "first keys": ((z, hard, queue), Pairs.cross(z, hard, queue, batch_negatives=False).first_positives(1)),
     }
 
 
 @pytest.mark.parametrize("text", [
-    "infonce(joint=true)", "dcl", "hcl", "align_uniform", "dp", "cacr", "cacr(intra_batch=true)",
+    "infonce(joint=true)", "dcl", "hcl", "hcl(rho=0)", "align_uniform", "dp", "cacr(cost=rbf)", "cacr(intra_batch=true)",
     "triplet", "blocks", "co2", "supcon", "supcon(variant=in)", "siglip", "siglip(temperature=0.5, bias=-1)",
     "infonce(temperature=learned, init=0.3)", "hcl(temperature=learned, init=0.4)", "dcl(temperature=learned)",
 ])  # fmt: skip

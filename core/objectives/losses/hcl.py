@@ -67,4 +67,5 @@ class HCL(DCL):
     def log_sum(self, rows: Rows) -> Tensor:
         if not self.beta:
             return rows.negatives
-        return rows.weighted - rows.weights + rows.count.log()
+        weights = rows.weights.masked_fill(rows.count == 0, 0.0)  # -inf, like the weighted sum
+        return rows.weighted - weights + rows.count.log()
