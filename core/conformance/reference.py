@@ -231,10 +231,11 @@ def _within_views(case: Case) -> list[list[tuple[Vector, Vector]]]:
         view_of = {id(c[j]): case.candidate_views[j] for j in case.others}
         split = [[(x, y) for x, y in sides[1] if view_of[id(x)] == v == view_of.get(id(y), v)] for v in keys]
         return [sides[0], *split]
-    found = []
+    found, of = [], case.candidate_instances or []
+    gone = [{(case.candidate_views[j], of[j]) for j in ignored} for ignored in case.ignored]
     for view in dict.fromkeys(case.anchor_views):
         mine = [i for i, own in enumerate(case.anchor_views) if own == view]
-        found.append([(a[i], a[j]) for i in mine for j in mine if i != j and j not in case.ignored[i]]
+        found.append([(a[i], a[j]) for i in mine for j in mine if i != j and (view, case.instances[j]) not in gone[i]]
                      + [(a[i], c[j]) for i in mine for j in case.queue if j not in case.ignored[i]])  # fmt: skip
     return found
 

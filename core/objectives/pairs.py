@@ -1,6 +1,7 @@
 """Pairs: anchors, candidates, positives and ignored rows. This is the input of every objective."""
 
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any, Literal, Self
 
 import torch
@@ -169,8 +170,7 @@ class Pairs(Constructors):
             positives=self.positives[:, :count],
             weights=self.weights if self.weights is None or self.weights.ndim == 1 else self.weights[:, :count],
             ignored=torch.cat([self.ignored, self.positives[:, count:]], 1),
-            # What is ignored may now lie before the first negative.
-            layout=replace(known, fewest=fewest, padded=known.padded or known.first_negative > 0),
+            layout=replace(known, fewest=fewest, padded=True),  # ignored ones may lie before the first negative
         )
 
     def with_positives(self, positives: Tensor) -> Self:
@@ -402,17 +402,18 @@ class Pairs(Constructors):
             return (self,)
         # Otherwise more rows of the anchor's own view are excluded than itself.
         plain = not known.padded and self.excluded.shape[1] == len(known.anchor_views)
-        first = sum(length for view, length in known.candidate_views if view != NO_VIEW)
+        first = sum(length for _, length in takewhile(lambda run: run[0] != NO_VIEW, known.candidate_views))
         queue = slice(first, first + known.queue)
         for view, length in known.anchor_views:
             mine, runs = slice(start, start + length), ((view, length),)
             ignored = torch.arange(length, device=self.anchors.device).unsqueeze(1)
             if not plain:
                 listed = self.excluded[mine]
-                inside = (listed >= start) & (listed < start + length) & (start < known.among)
+                place = start + known.queue * (start >= first)  # of anchors behind the queue (`with_intra_batch`)
+                inside = (listed >= place) & (listed < place + length) & (start < known.among)
                 past = (listed >= queue.start) & (listed < queue.stop)
                 elsewhere = torch.where(past, listed - queue.start + length, -1)
-                ignored = torch.cat([ignored, torch.where(inside, listed - start, elsewhere)], 1)
+                ignored = torch.cat([ignored, torch.where(inside, listed - place, elsewhere)], 1)
             index = None if self.index is None else self.index[mine]
             queued = self.candidates[queue]
             found.append(self._apart(self.anchors[mine], queued, ignored, index, runs, padded=not plain))

@@ -23,7 +23,7 @@ LABELS = torch.tensor([0, 1, 0, 2, 1, 0, -1, -1, 3])
 
 def layouts():
     z, queue, hard = draw(9, 4), draw(5, 4, seed=1), draw(9, 2, 4, seed=2)
-    near = draw(9, 4, seed=3)
+    near, small = draw(9, 4, seed=3), draw(9, 4, seed=4)
     past = torch.tensor([0, 3, -1, 7, 1])
     twice = torch.full((9, 27), -1)
     twice[0, 0], twice[2, 0], twice[4] = 10, 3, torch.arange(27)  # row 4 has no negatives
@@ -37,13 +37,15 @@ def layouts():
         "hard alone": ((z, near, hard), Pairs.from_columns(z, near, hard, batch_negatives=False, negatives_of="own")),
         "both": ((z, near), Pairs.both(z, near)),
         "first keys": ((z, hard, queue), Pairs.cross(z, hard, queue, batch_negatives=False).first_positives(1)),
+        "first of all keys": ((z, hard), Pairs.cross(z, hard).first_positives(1)),
+        "crops and queries": ((z, near, small), Pairs.from_crops([z, near], [small], queue).with_intra_batch()),
     }
 
 
 @pytest.mark.parametrize("text", [
-    "infonce(joint=true)", "dcl", "hcl", "hcl(rho=0)", "align_uniform", "dp", "cacr(cost=rbf)", "cacr(intra_batch=true)",
+    "infonce(joint=true)", "dcl", "hcl", "align_uniform", "dp", "cacr(cost=rbf)", "cacr(intra_batch=true)",
     "triplet", "blocks", "co2", "supcon", "supcon(variant=in)", "siglip", "siglip(temperature=0.5, bias=-1)",
-    "infonce(temperature=learned, init=0.3)", "hcl(temperature=learned, init=0.4)", "dcl(temperature=learned)",
+    "infonce(temperature=learned, init=0.3)", "hcl(rho=0, temperature=learned, init=0.4)", "dcl(temperature=learned)",
 ])  # fmt: skip
 @pytest.mark.parametrize("name", layouts())
 def test_values_and_gradients_are_those_of_loops(name, text):
