@@ -8,7 +8,19 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from dipole.core.utils.errors import DataError
-from dipole.core.utils.rows import CSV, JSON, PARQUET, ROWS, Located, ends_with, is_saved, located_rows, require_columns
+from dipole.core.utils.rows import (
+    CSV,
+    JSON,
+    PARQUET,
+    ROWS,
+    Located,
+    ends_with,
+    is_saved,
+    located_rows,
+    note_splits,
+    require_columns,
+    texts_in,
+)
 from dipole.core.utils.text import counted, warn
 from dipole.text.splitting import READER, paragraphs, split_sentences
 from dipole.text.text_files import open_text, refuse_binary
@@ -93,6 +105,7 @@ def read_pieces(
         yield from _row_pieces(located_rows(source, split, encoding, READER), unit, column)
     else:
         files = corpus_files(source)
+        note_splits(Path(source), files)
         for file in files:
             is_empty = True
             if file.stat().st_size:
@@ -239,7 +252,7 @@ def _is_number(cell: str) -> bool:
 
 
 def row_piece(row: Any, where: str, column: str | None, number: int) -> Piece:
-    """Return the text of a row: a string, or a list of sentences. Raise DataError if it holds neither."""
+    """Return the text of a row: a string, or a list of sentences. A missing one (null, NaN) is empty."""
     value, name = row, str(number)
     if isinstance(row, dict):
         column = column or next((usual for usual in TEXT_COLUMNS if usual in row), "text")
@@ -247,9 +260,7 @@ def row_piece(row: Any, where: str, column: str | None, number: int) -> Piece:
         value, name = row[column], str(row.get("id", number))
     if isinstance(value, str):
         return Piece(name, True, value)
-    if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
-        return Piece(name, True, as_lines(value), is_lines=True)
-    raise DataError(f"{where}: expected a text or a list of sentences, got {type(value).__name__}")
+    return Piece(name, True, "\n".join(texts_in(value, column or "text", where)), is_lines=True)
 
 
 def pydoc_documents() -> Iterator[Document]:

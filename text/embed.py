@@ -117,7 +117,8 @@ def _cells(rows: Iterable[Located], column: str | None) -> Iterator[tuple[Any, s
         name = column or next((each for each in COLUMNS if each in row), COLUMNS[0])
         require_columns(row, [name], where, f" Usual are {', '.join(COLUMNS)}. Set --column.")
         if not isinstance(row[name], str):
-            raise DataError(f"{where}: the column {name!r} holds {type(row[name]).__name__}, not text.")
+            kind = type(row[name]).__name__
+            raise DataError(f'{where}: the column {name!r} holds {kind}, not text. Write a text or "".')
         if has_ids is None:
             has_ids = row.get("id") is not None
         if has_ids and row.get("id") is None:

@@ -47,17 +47,17 @@ def _embedder(encode: Any, tokenizer: Any, features: str | None) -> Embedder:
 def _sentence_transformer(folder: Path, device: torch.device) -> tuple[Any, Any]:
     import dipole.text.portable  # noqa: F401  (makes models with our own code known)
     from dipole.core.utils.errors import ConfigError, DataError
-    from dipole.core.utils.extras import install_line
+    from dipole.core.utils.extras import needing
     from dipole.core.utils.pickles import refusal
+    from dipole.core.utils.received import read_json
 
     if refused := refusal(folder, deep=True):
         raise DataError(f"{folder} cannot be loaded: {refused}.")
-    try:
+    settings = folder / "config_sentence_transformers.json"
+    if settings.is_file() and (kind := read_json(settings).get("model_type")) in ("CrossEncoder", "SparseEncoder"):
+        raise ConfigError(f"{folder} is a {kind}. Load it with that class of sentence-transformers.")
+    with needing("sentence-transformers", str(folder)):
         from sentence_transformers import SentenceTransformer
-    except ImportError as error:
-        raise ConfigError(
-            f"{folder} needs sentence-transformers; install it with: {install_line('sentence-transformers')}"
-        ) from error
     try:
         model = SentenceTransformer(str(folder), device=str(device))
     except Exception as error:  # the library and what it is built on each raise their own

@@ -263,9 +263,10 @@ def _read(
             require_columns(row, used, where)
             unused = UnusedColumns(row, used, columns is not None)
             for name in names:
-                if WRITTEN.fullmatch(str(row.get(name))):
-                    cell = f"{where}: {name!r} holds a list or bytes as text, {str(row[name])[:40]!r}"
-                    warn(f"{cell}, which is trained as it is. Save lists as .jsonl, and decode bytes", stacklevel=4)
+                cell = row.get(name)
+                if isinstance(cell, str) and WRITTEN.fullmatch(cell):
+                    told = f"{where}: {name!r} holds a list or bytes as text, {cell[:40]!r}"
+                    warn(f"{told}, which is trained as it is. Save lists as .jsonl, and decode bytes", stacklevel=4)
             if columns is None and unused.names:
                 listed = ", ".join(map(repr, unused.names))
                 warn(f"{source}: pairs are {', '.join(map(repr, names))}. Unused: {listed}", stacklevel=4)

@@ -16,7 +16,7 @@ from dipole.core.utils.cache import content_of
 from dipole.core.utils.errors import DataError, nearest
 from dipole.core.utils.extras import install_line
 from dipole.core.utils.hub import without_retry_messages
-from dipole.core.utils.text import counted
+from dipole.core.utils.text import counted, warn
 
 JSON, PARQUET = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".ndjson"), (".parquet",)
 CSV = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
@@ -57,7 +57,9 @@ def located_rows(source: str, split: str, encoding: str, asker: Asker) -> Iterat
     if is_saved(path):
         yield from _numbered(_saved(path, split, asker), source)
         return
-    for file in row_files(path):
+    files = row_files(path)
+    note_splits(path, files)
+    for file in files:
         if ends_with(file, PARQUET):
             yield from _numbered(parquet_rows(file, asker), str(file))
         elif ends_with(file, JSON):
@@ -79,6 +81,18 @@ def row_files(path: Path) -> list[Path]:
             what = f"the folder {path} holds no such file"
         raise DataError(f"rows are read from {', '.join(ROWS)}, and {what}.")
     return files
+
+
+def note_splits(path: Path, files: Iterable[Path]) -> None:
+    """Warn if a folder holds the training files of a data set and those of another split, as all are read."""
+    words = {word for file in files for word in re.findall("[a-z]+", str(file.relative_to(path)).lower())}
+    others = sorted(words & {"test", "dev", "val", "valid", "validation"})
+    if others and "train" in words:
+        warn(
+            f"{path}: every file is read, those called {', '.join(others)} too. Give the file or folder of one split, "
+            f"or hub:{path}, which reads one split.",
+            stacklevel=3,
+        )
 
 
 def _has_tabs(path: Path) -> bool:

@@ -100,7 +100,7 @@ def test_broken_links_are_skipped_with_a_warning(tmp_path):
 
 
 def test_rows_of_files_of_parquet_and_of_datasets_are_documents(tmp_path):
-    rows = [{"id": "x", "sentences": ["One .", "Two ."]}, {"id": "y", "text": "Three. Four."}]
+    rows = [{"id": "x", "sentences": ["One .", None, "Two ."]}, {"id": "y", "text": "Three. Four."}]
     write_rows(tmp_path / "rows.jsonl", rows)
     (tmp_path / "packed.JSONL.GZ").write_bytes(gzip.compress((tmp_path / "rows.jsonl").read_bytes()))
     expected = [Document("x", ["One .", "Two ."]), Document("y", ["Three.", "Four."])]
@@ -108,12 +108,16 @@ def test_rows_of_files_of_parquet_and_of_datasets_are_documents(tmp_path):
         assert documents(tmp_path / name) == expected
     assert list(documents_of(read_pieces(rows))) == expected
     assert next(documents_of(read_pieces(["One.", "Two."], unit="sentences"))).sentences == ["One.", "Two."]
-    table = datasets.Dataset.from_dict({"text": ["One. Two.", "Three."]})
+    table = datasets.Dataset.from_dict({"text": ["One. Two.", None, "Three."]})
     table.to_parquet(tmp_path / "rows.parquet")
     table.save_to_disk(tmp_path / "saved")
-    table.to_parquet(tmp_path / "set/rows.parquet")
+    table.to_parquet(tmp_path / "set/test.parquet")
     for source in (f"{tmp_path}/rows.parquet", f"{tmp_path}/saved", f"hub:{tmp_path}/set"):  # the last is streamed
-        assert [d.sentences for d in documents_of(read_pieces(source))] == [["One.", "Two."], ["Three."]]
+        found = documents_of(read_pieces(source, split="test" if "hub" in source else "train"))
+        assert [document.sentences for document in found] == [["One.", "Two."], [], ["Three."]]
+    table.to_parquet(tmp_path / "set/train/rows.parquet")
+    with pytest.warns(UserWarning, match="every file is read, those called test too. .* or hub:.*set"):
+        assert len(documents(tmp_path / "set")) == 6
 
 
 def test_lines_of_a_file_are_sentences(tmp_path, monkeypatch):
@@ -148,7 +152,7 @@ def test_tables_have_a_column_of_text(tmp_path, name, text, column, packed):
     ("blank.txt", b" \n\n\t\n", r"blank\.txt is empty: it holds no sentence"),
     ("cut.jsonl", b'{"text": "a"}\n{"text": "b', r"cut\.jsonl, line 2: not JSON"),
     ("other.jsonl", b'{"titel": "a"}', r"other\.jsonl, line 1: no column 'text'; it has titel"),
-    ("number.jsonl", b'{"text": 3}', r"number\.jsonl, line 1: expected a text"),
+    ("number.jsonl", b'{"text": 3}', r"number\.jsonl, line 1: column 'text' holds int"),
     ("bad.jsonl.gz", bytes([*gzip.compress(b"x", mtime=0)[:10], 255, 255, 0, 0]), r"bad\.jsonl\.gz, after line 0"),
     ("cut.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 500, mtime=0)[:-20], r"cut\.jsonl\.gz"),
     ("a.jsonl", b'{"text": "A b. C d."}\n{"text": "half \\ud83d"}\n', r"line 2: half a surrogate pair is no text"),

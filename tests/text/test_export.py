@@ -215,8 +215,10 @@ def test_what_cannot_be_read_is_one_message(tmp_path):
     refused(ConfigError, "is a SentenceTransformer of Transformer, WeightedLayerPooling", adapter_of, tmp_path)
     listed.write_text(before)
     assert ours(tmp_path)[0].f.pooling == ("cls",)
-    (tmp_path / "model" / "config_sentence_transformers.json").write_text('{"truncate_dim": 8}')
+    told = tmp_path / "model" / "config_sentence_transformers.json"
+    told.write_text('{"truncate_dim": 8, "model_type": "SparseEncoder"}')
     assert "truncate_dim 8 of the folder is not applied" in ours(tmp_path)[0].f.remarks[-1]
+    refused(ConfigError, "is a SparseEncoder. Load it with that class", open_folder, tmp_path / "model", CPU, None)
     tokens = load_tokens(tmp_path / "model")
     refused(ConfigError, r"max_length 2 .* 2 special tokens. Set it to 3", tokens.encode, ["a cat"], 2)
     transformers.ByT5Tokenizer().save_pretrained(tmp_path)

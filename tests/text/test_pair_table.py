@@ -364,7 +364,12 @@ def test_what_is_no_table_of_pairs_is_named(tmp_path, capfd, name, data, message
 @pytest.mark.parametrize("cell", ["['a', 'b']", 'b"It is"'])
 def test_lists_and_bytes_as_text_are_told(tmp_path, cell):
     with pytest.warns(UserWarning, match="'positive' holds a list or bytes as text"):
-        read_pairs(write_rows(tmp_path / "t.jsonl", [{"anchor": "a", "positive": cell}]))
+        read_pairs(write_rows(tmp_path / "train.jsonl", [{"anchor": "a", "positive": cell}]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read_pairs(write_rows(tmp_path / "test.jsonl", [{"anchor": ["a"], "positive": ["b", "c"]}]))
+    with pytest.warns(UserWarning, match="every file is read, those called test too"):
+        assert len(read_pairs(str(tmp_path))) == 3
 
 
 def test_lines_that_are_arrays_stay_lines(tmp_path):
