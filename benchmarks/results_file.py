@@ -289,7 +289,11 @@ def merged(one: StoredSuite, other: StoredSuite, replaces: bool = False) -> tupl
     conflicts, runs = [], dict(one.runs)
     mine, theirs = one.manifest, other.manifest
     fields = [name for name in Manifest.model_fields if name not in ("jobs", "not_decidable")]
-    if changed := [name for name in fields if getattr(mine, name) != getattr(theirs, name)]:
+    changed = [name for name in fields if getattr(mine, name) != getattr(theirs, name)]
+    filled = {(cell.row, cell.column, cell.seed): job.hash for job in mine.jobs for cell in job.cells}
+    if any(filled.get((c.row, c.column, c.seed), job.hash) != job.hash for job in theirs.jobs for c in job.cells):
+        changed.append("the settings of its runs")
+    if changed:
         conflicts.append(f"the suite {mine.name} differs between the two: {', '.join(changed)}")
         if not replaces:
             return one, conflicts, []

@@ -80,13 +80,10 @@ class Gathered:
         self._add_suite(path, suite.manifest)
 
     def _add_suite(self, path: Path, manifest: Manifest) -> None:
-        for place, known in enumerate(self.manifests):
-            if known.name == manifest.name:
-                suite, conflicts, _ = merged(StoredSuite(known, {}), StoredSuite(manifest, {}))
-                self.problems.extend(UnreadRecord(path, said) for said in conflicts)
-                self.manifests[place] = suite.manifest
-                return
-        self.manifests.append(manifest)
+        known = next((each for each in self.manifests if each.name == manifest.name), manifest)
+        suite, conflicts, _ = merged(StoredSuite(known, {}), StoredSuite(manifest, {}))
+        self.problems.extend(UnreadRecord(path, said) for said in conflicts)
+        self.manifests[:] = [each for each in self.manifests if each is not known] + [suite.manifest]
 
     def _add_run(self, path: Path, record: RunRecord, run: StoredRun | None = None) -> None:
         name, records, stored = record.hash, self.collection.records, self.beside.kept
@@ -327,9 +324,9 @@ class SuiteResults:
         return CellResult(row, column, samples, len(hashes), summary, test, nan, comparison, printed, failed)
 
     @property
-    def tests(self) -> int:
-        """How many different tests against a base there are."""
-        return sum(isfinite(cell.p_holm) and not cell.is_repeated for cell in self.cells)
+    def tested(self) -> list[CellResult]:
+        """The cells whose difference from the base is tested, each test once."""
+        return [cell for cell in self.cells if isfinite(cell.p_holm) and not cell.is_repeated]
 
     def cell(self, row: str, column: str) -> CellResult | None:
         """Return a cell, or None if it does not exist."""

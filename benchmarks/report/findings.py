@@ -46,14 +46,9 @@ def of_mark(reason: str) -> str:
     return f"{NOT_DECIDABLE.capitalize()}: {reason.rstrip('.')}."
 
 
-def tested(results: SuiteResults) -> list[CellResult]:
-    """Return the cells whose difference from the base is tested, each test once. None of a suite that cannot decide."""
-    return [c for c in results.cells if isfinite(c.p_holm) and not c.is_repeated]
-
-
 def decided(results: SuiteResults) -> list[CellResult]:
     """Return the tested cells whose difference is significant among all tests of the suite (Holm)."""
-    return [c for c in tested(results) if c.p_holm < LEVEL]
+    return [c for c in results.tested if c.p_holm < LEVEL]
 
 
 def of_learning(results: SuiteResults) -> list[str]:
@@ -148,7 +143,7 @@ def of_machines(records: Iterable[RunRecord]) -> str:
 
 
 def _against_base(results: SuiteResults) -> list[str]:
-    among, found = tested(results), decided(results)
+    among, found = results.tested, decided(results)
     if not among:
         seeds = [c.against_base.n for c in results.cells if c.against_base is not None]
         if not seeds:
@@ -173,7 +168,7 @@ def _against_base(results: SuiteResults) -> list[str]:
         said = [f"{count}{largest}: {_leads(best, several)}."]
     if excluded := sum(bool(c.why_not_significant) for c in among):
         said.append(
-            f"The 95 % interval of {counted(excluded, 'difference')} excludes 0. Over {counted(results.tests, 'test')} "
+            f"The 95 % interval of {counted(excluded, 'difference')} excludes 0. Over {counted(len(among), 'test')} "
             "Holm's correction leaves none of them significant."
         )
     return [*said, *_reach(results)]

@@ -123,7 +123,7 @@ class Planned:
 
 def planned(suite: SuiteResults) -> list[Planned]:
     """Return the tests of a suite with the median effect that its paper prints, or else with a stated one."""
-    cells = findings.tested(suite)
+    cells = suite.tested
     printed = [gap for cell in cells if (gap := _printed_gap(suite, cell)) is not None]
     found = []
     for cell in cells:
@@ -233,7 +233,7 @@ def _counted_claims(suite: SuiteResults, claims: Claims) -> list[JudgedClaim]:
 
 def in_a_sentence(suites: Sequence[SuiteResults], claims: Claims) -> str:
     """Return in one sentence how many differences are significant and how many claims have a verdict."""
-    tested, decided = sum(len(findings.tested(s)) for s in suites), sum(len(findings.decided(s)) for s in suites)
+    tested, decided = sum(len(s.tested) for s in suites), sum(len(findings.decided(s)) for s in suites)
     verdicts = Counter(claimed.verdict for claimed, _ in _each_once(suites, claims))
     differences = counted(tested, "comparison")
     unfit = sum(bool(suite.manifest.not_decidable) for suite in suites)

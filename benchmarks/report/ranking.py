@@ -51,7 +51,7 @@ def ranks(results: SuiteResults) -> list[Rank]:
             decided[cell.row.label].append(cell.column.sign * cell.against_base.difference)
     ranked = rank_objectives(tasks, results.base, decided, costs, results.run_groups)
     gains = sum(rank.gain is not None and isfinite(rank.gain.p) for rank in ranked)
-    return [replace(rank, tests=results.tests + gains) for rank in ranked]
+    return [replace(rank, tests=len(results.tested) + gains) for rank in ranked]
 
 
 def rank_objectives(

@@ -94,12 +94,12 @@ def value_of(place: str) -> str:
             f"{place}: the suite cannot decide anything, so no page counts it. {suite.manifest.not_decidable}"
         )
     if what == "decided":
-        return f"{len(findings.decided(suite))} of {len(findings.tested(suite))}"
+        return f"{len(findings.decided(suite))} of {len(suite.tested)}"
     if what == "table":
         shown = "\n\n".join(committed.narrow(results_table(suite)))
         return f"\n\n{shown}\n\n"
     if what == "p":
-        found = [cell.p_holm for cell in findings.tested(suite) if isfinite(cell.p_holm)]
+        found = [cell.p_holm for cell in suite.tested if isfinite(cell.p_holm)]
         return f"p {_p(min(found))} to {_p(max(found))}"
     if what.startswith("detectable "):
         column = what.removeprefix("detectable ")

@@ -314,8 +314,8 @@ def table9(runs_folder, reason=""):
 
 def test_a_suite_of_ones_own_is_counted_nowhere(runs_folder, tmp_path):
     counted, unfit = table9(runs_folder), table9(runs_folder, WHY)
-    assert len(findings.decided(counted)) == len(findings.tested(counted)) == 9
-    assert findings.decided(unfit) == findings.tested(unfit) == []
+    assert len(findings.decided(counted)) == len(counted.tested) == 9
+    assert findings.decided(unfit) == unfit.tested == []
     assert {each.verdict for each in counted.claims()} != {NOT_DECIDABLE} == {each.verdict for each in unfit.claims()}
     assert all(isnan(cell.p_holm) for cell in unfit.cells)
     assert {rank.better + rank.worse for rank in ranks(unfit)} == {0}

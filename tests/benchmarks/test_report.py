@@ -338,7 +338,7 @@ def test_a_row_without_a_base_is_tested_against_the_base_of_its_column(runs_fold
     assert suite.cell("a", "y").against_base.difference == pytest.approx(3.0)
     assert suite.cell("a", "z").against_base.difference == pytest.approx(1 / 3)
     assert suite.cell("b", "y").against_base.difference == 0
-    assert suite.tests == 2 + 3
+    assert len(suite.tested) == 2 + 3
     assert [cell.base for cell in suite.cells] == ["x", "x", "x", "a", "a", "a"]
     assert overview.question(suite) == "Does b differ from a on 3 measurements?"
     one = runs_folder.suite("one", rows[:1], columns, lambda row, column, seed: by_column[column][seed])

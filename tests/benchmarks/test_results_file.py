@@ -116,6 +116,10 @@ def test_another_result_of_a_run_is_named_and_what_was_there_stays(runs_folder, 
     assert (added.runs, "note" in added.conflicts[0]) == (3, True)
     (added,) = add([runs_folder.path], tmp_path / "kept", replaces=True)
     assert (added.runs, results_file.read_results_file(added.path).manifest.note) == (2, "changed")
+    # Other settings of the same cells: no cell has runs of both.
+    runs_folder.suite("one", [("a", "infonce", None)], [("x", "vision")], lambda *_: 0.25, note="changed")
+    (added,) = add([runs_folder.path], tmp_path / "kept")
+    assert (added.runs, "the settings of its runs" in added.conflicts[0]) == (2, True)
 
 
 def test_no_line_of_a_file_does_harm(runs_folder, tmp_path):
