@@ -307,14 +307,16 @@ def merged(one: StoredSuite, other: StoredSuite, replaces: bool = False) -> tupl
     for name, run in other.runs.items():
         if name in foreign:
             continue
-        if name in runs and (odd := differing(runs[name].record, run.record)):
+        old = runs.setdefault(name, run)
+        older = replace(old, measured=run.measured | old.measured)
+        newer = replace(run, measured=old.measured | run.measured)
+        odd = differing(older.whole, newer.whole)
+        if odd:
             conflicts.append(f"run {name} of {mine.name} has other results: {odd}")
-            if replaces:
-                runs[name] = run
-        elif name in runs:
-            runs[name] = replace(runs[name], measured=run.measured | runs[name].measured)
-        else:
-            runs[name] = run
+        if not odd:
+            runs[name] = older
+        elif replaces:
+            runs[name] = newer
     both = theirs if replaces else mine
     return StoredSuite(both.model_copy(update={"jobs": list(jobs.values())}), runs), conflicts, left
 

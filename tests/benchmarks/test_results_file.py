@@ -109,6 +109,11 @@ def test_another_result_of_a_run_is_named_and_what_was_there_stays(runs_folder, 
     assert "0.625" in repr(make_report([runs_folder.path, added.path]).sections[-1])  # named among the problems
     assert main([*command, "--replace"]) == 0
     assert results_file.read_results_file(added.path).runs[run].record.results == {"linear/accuracy": 0.625}
+    for value, code in ((0.5, 0), (0.75, 1)):  # an added number is taken, and another value of it named
+        main(["add", str(runs_folder.path / run), f"AP={value}", "--source", "x"])
+        assert main(command) == code
+    assert main([*command, "--replace"]) == 0
+    assert results_file.read_results_file(added.path).runs[run].whole.results["AP"] == 0.75
     # So is a suite that is another one now.
     ((manifest,), _) = read_manifests(runs_folder.path)
     write_manifest(runs_folder.path, manifest.model_copy(update={"note": "changed", "jobs": manifest.jobs[:2]}))
