@@ -24,7 +24,6 @@ from dipole.benchmarks.run.terminal import (
     reporter,
     say,
 )
-from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import Job, ScaleName, Sized, read_suite, suites
 from dipole.benchmarks.suite_results import SuiteResults, gather
 from dipole.core.record import RunRecord, read_record
@@ -67,8 +66,7 @@ def bench(
     scale = scale or "paper"
     sized = suite.at(scale, overrides, seeds)
     wanted = sized.jobs()
-    elsewhere = known_runs(known)
-    records = elsewhere | finished(runs)
+    records = known_runs(known) | finished(runs)
     answer |= {"suite": name, "scale": scale}
     if plan_only:
         # A plan for a cluster needs no cluster.
@@ -103,7 +101,7 @@ def bench(
     for fault in faulty:
         say(stderr, f"will fail: {fault}")
     summary = run_suite(sized, wanted, records, runs, chosen, stderr)
-    print_results(console, SuiteResults(sized.manifest(wanted), elsewhere | read_records(runs).records))
+    print_results(console, SuiteResults(sized.manifest(wanted), gather([runs, *known]).collection.records))
     print_summary(console, sized, summary, runs)
     answer |= {"runs": str(runs), **summary.as_dict()}
     return int(bool(summary.failed))

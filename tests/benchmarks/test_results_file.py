@@ -212,13 +212,14 @@ def test_bench_makes_no_run_again_that_is_known(runs_folder, tmp_path, capsys, m
     assert bench(str(suite), runs=second, jobs=1, seeds=2, known=known, answer=answer) == 0
     assert (answer["done"], answer["skipped"]) == (1, 1)
     (grown,) = add([second], tmp_path / "kept")
-    assert (grown.runs, grown.wanted) == (2, 2)
+    assert (grown.runs, grown.wanted, "n = 2" in capsys.readouterr().out) == (2, 2, True)
     # A results file in the folder of runs counts as well.
     third = tmp_path / "third"
     third.mkdir()
     grown.path.rename(third / grown.path.name)
     assert bench(str(suite), runs=third, jobs=1, seeds=2, answer=answer) == 0
     assert (answer["done"], answer["skipped"]) == (0, 2)
+    assert "n = 2" in capsys.readouterr().out
 
 
 @pytest.mark.slow
