@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dipole.core.utils.errors import ReceivedError
 from dipole.core.utils.received import read_json
@@ -34,18 +34,29 @@ def open_folder(folder: Path, device: torch.device, features: str | None) -> Emb
 
     from dipole.core.train.inference import chosen_features
     from dipole.core.utils.errors import DataError
+    from dipole.vision.encoders.hub import CHANNELS
+    from dipole.vision.image_ops import centre
     from dipole.vision.inference import ImageEmbedder, onnx_features, transformers_features
 
     read = onnx_features(folder / ONNX) if is_onnx else transformers_features(folder, device)
     chosen_features(features, ("encoder",))
     try:
+        settings = read_json(folder / PROCESSOR)
         processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # transformers raises many types
         raise DataError(f"{folder / PROCESSOR} cannot be read: {str(error).partition(chr(10))[0]}") from error
 
-    def embedded(images: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            return read(processor(list(images), return_tensors="pt")["pixel_values"].float())
+    channels = settings.get(CHANNELS, 3)
+    if CHANNELS not in settings and settings.get("do_convert_rgb") is False:  # a grey export of earlier versions
+        channels = 1
+    options: dict[str, Any] = {"input_data_format": "channels_first", "return_tensors": "pt"}
+    if channels not in (1, 3):  # Pillow takes a channel for transparency, or resizes no such image
+        options |= {"do_resize": False, "do_center_crop": False, "do_rescale": False}
 
-    is_grey = getattr(processor, "do_convert_rgb", True) is False
-    return ImageEmbedder(embedded, 1 if is_grey else 3, batch_size=128)
+    def embedded(images: torch.Tensor) -> torch.Tensor:
+        if channels not in (1, 3):
+            images = centre(images, processor.crop_size["height"])
+        with torch.no_grad():
+            return read(processor(list(images), **options)["pixel_values"].float())
+
+    return ImageEmbedder(embedded, channels, batch_size=128)

@@ -348,7 +348,7 @@ def _not_opened(name: str, split: str, error: Exception) -> DataError:
 def _saved(folder: Path, split: str, asker: Asker) -> Any:
     """Read a folder of `save_to_disk`: one set, or a split of several."""
     try:
-        found: Any = asker.package("datasets").load_from_disk(str(folder))
+        found: Any = asker.package("datasets").load_from_disk(str(folder)).with_format(None)
     except DataError:
         raise
     except Exception as error:  # pyarrow and datasets have no common base

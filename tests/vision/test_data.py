@@ -127,7 +127,7 @@ def npz(path, **arrays):
 
 def test_npz(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (10, 6, 6, 3), dtype=np.uint8)
-    path = npz(tmp_path / "a.npz", images=pixels, labels=np.arange(10) % 2, class_names=np.array([b"x", b"y"]))
+    path = npz(tmp_path / "a.npz", images=pixels, labels=np.arange(10) % 2, class_names=np.array([[b"x", b"y"]]))
     images = opened(path)
     assert images.images[3, 2].numpy().tolist() == pixels[3, :, :, 2].tolist()
     assert images.class_names == ("x", "y")

@@ -70,7 +70,7 @@ def read(path, entrance="parquet", **options):
     source, streaming = str(path), entrance == "stream"
     if entrance == "saved":
         saved = path.with_name(f"{path.name}-saved")
-        datasets.load_dataset(str(path)).save_to_disk(saved)
+        datasets.load_dataset(str(path)).with_format("torch").save_to_disk(saved)
         source = str(saved)
     if entrance in ("stream", "hub"):
         source = f"hub:{path}"

@@ -16,13 +16,11 @@ from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import evaluate_run, load_run
 from dipole.core.utils.errors import CheckpointError, ConfigError, DataError, OptionError
 from dipole.core.utils.pictures import open_rgb
-from dipole.core.utils.seeding import Seeds
 from dipole.vision.adapter import VisionAdapter
-from dipole.vision.data import DataConfig, load
 from dipole.vision.encoders.hub import write_processor
 from dipole.vision.exported import open_folder
 from dipole.vision.inference import view_of
-from tests.runs import commanded, refused
+from tests.runs import Record, commanded, refused
 from tests.vision.made import CPU, ONE_STEP, configured, make_adapter, png, read_images, source_of
 from tests.vision.test_hub_encoders import configs
 
@@ -287,20 +285,21 @@ def test_what_a_file_holds_in_place_of_an_image_is_named(data, said):
     refused(ValueError, said, view_of, data, None, 8)
 
 
-def test_images_of_five_channels_train_and_embed(tmp_path):
-    pixels = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 5), dtype=np.uint8)
-    path = tmp_path / "five.npz"
+@pytest.mark.parametrize("channels", [2, 5])
+def test_images_of_any_channels_train_and_embed(tmp_path, channels):
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 8, 12, channels), dtype=np.uint8)
+    path = str(tmp_path / "many.npz")
     np.savez(path, images=pixels, labels=np.arange(40) % 4)
-    data = {"source": str(path)}
-    adapter = make_adapter({"data": data, "encoder": {"width": 4, "dim": 8}}, 8)
+    adapter = make_adapter({"data": {"source": path}, "encoder": {"width": 4, "dim": 8}, "augment": {"size": 6}}, 8)
     batch = next(iter(adapter.batches(0)))
-    assert batch.views[0].shape == (8, 5, 8, 8)
+    assert batch.views[0].shape == (8, channels, 6, 6)
     adapter.embed(batch)
-    rows = [image for _, image in adapter.embedder().read(str(path)).rows]
+    adapter.module.eval()
+    adapter.export("transformers", tmp_path, Record())
+    embedder = open_folder(tmp_path, CPU, None)
+    rows = [image for _, image in embedder.read(path).rows]
     assert torch.equal(rows[7], torch.from_numpy(pixels[7]).permute(2, 0, 1))
-    assert adapter.embedder().vectors(rows).isfinite().all()
-    np.savez(path, images=pixels.transpose(0, 3, 1, 2)[:, :3])
-    refused(DataError, "channels first", load, DataConfig(**data), Seeds(0))
+    torch.testing.assert_close(embedder.vectors(rows), adapter.embedder().vectors(rows))
 
 
 @pytest.mark.parametrize("encoder", ["linear", "alexnet"])

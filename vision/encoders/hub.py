@@ -272,6 +272,7 @@ def _tokens_before_patches(model: Any, hidden: Tensor, size: int) -> int:
 
 FILE = "preprocessor_config.json"
 BILINEAR = 2  # Pillow's number
+CHANNELS = "num_channels"  # of images, in a processor that dipole wrote
 
 
 def register_exports() -> None:
@@ -372,6 +373,7 @@ def write_processor(
         "rescale_factor": 1 / 255,
         "do_normalize": mean is not None,
         "do_convert_rgb": channels == 3,
+        CHANNELS: channels,
     }
     if mean is not None:
         settings |= {"image_mean": mean, "image_std": std}

@@ -65,7 +65,7 @@ def read_npz(path: Path) -> ImageSet:
         )
     pixels = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
     labels, class_names = _classes(path, arrays.get("labels"))
-    given = arrays.get("class_names", np.array(())).tolist()
+    given = arrays.get("class_names", np.array(())).ravel().tolist()
     class_names = class_names or tuple(str(plain_label(name)) for name in given)
     if len(set(class_names)) < len(class_names):
         raise DataError(f"{path}: 'class_names' has a name twice: {', '.join(class_names)[:200]}. Give each its own.")

@@ -85,7 +85,8 @@ def saved_dataset(source: str, options: Decoding, wanted: Classes) -> Source:
     from datasets import DatasetDict, load_from_disk
 
     path = Path(source).expanduser()
-    found = loaded(f"{path} cannot be read as a data set saved to disk: {{error}}.", lambda: load_from_disk(str(path)))
+    failure = f"{path} cannot be read as a data set saved to disk: {{error}}."
+    found = loaded(failure, lambda: load_from_disk(str(path)).with_format(None))  # a format is saved too
     splits = dict(found) if isinstance(found, DatasetDict) else {"train": found}
     return Source(
         str(path), tuple(map(str, splits)), lambda split: from_table(path.name, splits[split], options, wanted), True
