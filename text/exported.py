@@ -86,10 +86,11 @@ def _transformer(folder: Path, device: torch.device) -> Any:
 
 
 def _onnx(folder: Path) -> Any:
-    from dipole.core.train.onnx_file import check_onnx, run_onnx
+    from dipole.core.train.onnx_file import check_onnx, open_onnx
 
     check_onnx()
-    return lambda ids, mask: run_onnx(folder / ONNX, {"input_ids": ids, "attention_mask": mask})
+    run = open_onnx(folder / ONNX)
+    return lambda ids, mask: run({"input_ids": ids, "attention_mask": mask})
 
 
 def _tokenized(folder: Path, read: Any) -> tuple[Any, Any]:

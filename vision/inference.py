@@ -148,10 +148,11 @@ def to_tensor(picture: np.ndarray, channels: int) -> Tensor:
 
 def onnx_features(file: Path) -> Callable[[Tensor], Tensor]:
     """Return the features of an exported ONNX file as a function of pixels (n, C, H, W)."""
-    from dipole.core.train.onnx_file import check_onnx, run_onnx
+    from dipole.core.train.onnx_file import check_onnx, open_onnx
 
     check_onnx()
-    return lambda pixels: run_onnx(file, {"pixel_values": pixels.cpu()})
+    run = open_onnx(file)
+    return lambda pixels: run({"pixel_values": pixels.cpu()})
 
 
 def transformers_features(folder: Path, device: torch.device) -> Callable[[Tensor], Tensor]:

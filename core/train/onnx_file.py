@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from dipole.core.utils.errors import TrainingError
+from dipole.core.utils.errors import DataError, TrainingError
 from dipole.core.utils.extras import needing
 from dipole.core.utils.files import disk_error
 from dipole.core.utils.hub import without_retry_messages
@@ -71,9 +71,10 @@ def write_onnx(
 def _off(path: Path, module: nn.Module, tried: Sequence[Mapping[str, Tensor]]) -> float:
     """Return the largest difference of a file's output, divided by the module's largest output if above 1."""
     found = []
+    run = open_onnx(path)
     for inputs in tried:
         wanted = module(**inputs)
-        off = float((run_onnx(path, inputs) - wanted).abs().max())
+        off = float((run(inputs) - wanted).abs().max())
         found.append(off / max(1.0, float(wanted.abs().max())))
     return max(found, key=lambda each: (each != each, each))  # no number is the furthest off
 
@@ -112,12 +113,15 @@ def _write_traced(
         )
 
 
-def run_onnx(path: Path, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return the output of a file for one batch, on the CPU."""
+def open_onnx(path: Path) -> Callable[[Mapping[str, Tensor]], Tensor]:
+    """Return the output of a file as a function of a batch, on the CPU."""
     from onnxruntime import InferenceSession
 
-    session = InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return torch.from_numpy(session.run(None, {name: each.numpy() for name, each in inputs.items()})[0])
+    try:
+        session = InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has a type for each state
+        raise DataError(f"{path} cannot be read: {error}. Export it again, or fetch it (git lfs pull).") from error
+    return lambda inputs: torch.from_numpy(session.run(None, {name: each.numpy() for name, each in inputs.items()})[0])
 
 
 @contextmanager
