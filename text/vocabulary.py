@@ -247,6 +247,12 @@ class Tokens:
             path.with_name(CONFIG).write_text(json.dumps(self.options, indent=1) + "\n", encoding="utf-8")
 
 
+VECTORS = (
+    "Give unpacked text, a word and its numbers on each line, divided by blanks. gensim makes it of a binary file: "
+    "KeyedVectors.load_word2vec_format(FILE, binary=True).save_word2vec_format(NEW)."
+)
+
+
 def read_vectors(path: str | Path, wanted: Container[str] | None = None) -> tuple[list[str], np.ndarray]:
     """Read words, only those `wanted`, and vectors (n, width) in float32 from a text file of GloVe or word2vec."""
     words: list[str] = []
@@ -256,24 +262,24 @@ def read_vectors(path: str | Path, wanted: Container[str] | None = None) -> tupl
     try:
         with Path(path).open(encoding="utf-8", errors="replace", newline="\n") as file:
             for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
                 fields = line.rstrip().split(" ")
                 if number == 1 and len(fields) == 2 and all(field.isdigit() for field in fields):
                     width = int(fields[1])
                     continue
                 width = width or len(fields) - 1
                 if len(fields) < 2 or len(fields) - 1 < width:
-                    raise DataError(
-                        f"{path}, line {number}: {len(fields) - 1} numbers after the word, expected {width}"
-                    )
+                    problem = f"{len(fields) - 1} numbers after the word, expected {width}"
+                    raise DataError(f"{path}, line {number}: {problem}. {VECTORS}")
                 word = " ".join(fields[: len(fields) - width])  # GloVe 840B has a few words with blanks
                 if word in seen or (wanted is not None and word not in wanted):
                     continue
                 try:
                     rows.append(np.array(fields[len(fields) - width :], dtype=np.float32))
                 except ValueError:
-                    raise DataError(
-                        f"{path}, line {number}: the vector of {word!r} holds something else than numbers"
-                    ) from None
+                    problem = f"the vector of {word[:40]!r} holds something else than numbers"
+                    raise DataError(f"{path}, line {number}: {problem}. {VECTORS}") from None
                 words.append(word)
                 seen.add(word)
     except OSError as error:

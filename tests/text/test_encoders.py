@@ -203,9 +203,9 @@ def test_word_vectors(tmp_path):
     words, vectors = read_vectors(path)
     assert words == ["the", ". . .", "odd"]
     assert vectors.tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
-    path.write_text("2 3\nthe 1 2 3\nodd 7 8 9\n")
+    path.write_text("2 3\nthe 1 2 3\nodd 7 8 9\n\n")
     assert read_vectors(path, {"odd"})[0] == ["odd"]
-    for line, message in (("odd 7 8", "line 2: 2 numbers"), ("odd 7 x 9", "line 2: the vector of 'odd'")):
+    for line, message in (("odd 7 8", "2: 2 numbers .* Give unpacked text"), ("odd 7 x 9", "2: the vector of 'odd'")):
         path.write_text(f"the 1 2 3\n{line}\n")
         refused(DataError, message, read_vectors, path)
     refused(DataError, "cannot be read", read_vectors, tmp_path / "absent.txt")
