@@ -1,6 +1,7 @@
 """Shared by the export formats: the model with its projection as a layer, its tokenizer, and its code."""
 
 import json
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -9,9 +10,11 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
 from dipole.core.train.finetuning import merged
-from dipole.text.encode import SentenceEncoder
+from dipole.core.utils.errors import TrainingError
+from dipole.text.encode import Normalize, SentenceEncoder
 from dipole.text.encoders.modeling_dipole import DipoleSentenceConfig, DipoleSentenceModel
 from dipole.text.encoders.networks import Projected, SentenceModel, architecture
+from dipole.text.exported import open_folder
 from dipole.text.vocabulary import PROMPT, Tokens, copied
 
 TASK = "sentence-similarity"
@@ -32,6 +35,19 @@ def probe_of(encoder: SentenceEncoder) -> list[str]:
     count = encoder.max_length or LONG
     named = [word for word in words if word.isalpha()][:200] or ["word"]
     return [*PROBE, " ".join(named[7 * i % len(named)] for i in range(count + LONG))]
+
+
+def check_vectors(
+    encoder: SentenceEncoder, folder: Path, normalize: Normalize | None = None, most: float = 1e-5
+) -> None:
+    """Raise TrainingError if an exported folder gives other vectors than the run, of a sentence that is cut too."""
+    texts = probe_of(encoder)
+    opened: Any = open_folder(folder, torch.device("cpu"), None)
+    opened.tokens = None  # words of the check may be unknown
+    wanted = torch.from_numpy(encoder.encode(texts, normalize=normalize))
+    off = float((opened.vectors(texts) - wanted).abs().max() / wanted.abs().max().clamp_min(1))
+    if not off < most:
+        raise TrainingError(f"the exported folder would give vectors that differ by {off:.2g} from the run's.")
 
 
 def truncated(encoder: SentenceEncoder) -> str:
@@ -67,16 +83,12 @@ def untie(model: nn.Module) -> None:
             seen.add(parameter)
 
 
-def prompted(encoder: SentenceEncoder, sentences: list[str]) -> list[str]:
-    """Return what the tokenizer of an export is given: sentences behind the prompt, if it does not add that itself."""
-    if _prepends(encoder.tokens):
-        return sentences
-    return [encoder.tokens.prompt + sentence for sentence in sentences]
-
-
 def shown(encoder: SentenceEncoder) -> str:
-    """Return the sentences of a model card's example."""
-    return json.dumps(prompted(encoder, ["A sentence.", "Another one."]), ensure_ascii=False)
+    """Return the sentences of a model card's example, behind the prompt if the tokenizer does not add it."""
+    sentences = ["A sentence.", "Another one."]
+    if not _prepends(encoder.tokens):
+        sentences = [encoder.tokens.prompt + sentence for sentence in sentences]
+    return json.dumps(sentences, ensure_ascii=False)
 
 
 def _prepends(tokens: Tokens) -> bool:

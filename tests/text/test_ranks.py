@@ -34,9 +34,10 @@ def measured(corpus, rank=0, world_size=1, microbatch=None, cases=None, **other)
     """Loss and the gradients of all parameters, as DistributedDataParallel averages them, for every case."""
     found = {}
     for name, (settings, spec) in (cases or CASES).items():
+        place = {"corpus": f"{corpus}/books", "unit": "sentences"}
         if settings.get("pairs") == "columns":
-            settings = settings | {"corpus": f"{corpus}/pairs.csv"}
-        base = {"corpus": f"{corpus}/books", "encoder": "gru", "hidden_size": 6, "word_size": 5, "held_out": 0.0}
+            place = {"corpus": f"{corpus}/pairs.csv"}
+        base = {**place, "encoder": "gru", "hidden_size": 6, "word_size": 5, "held_out": 0.0}
         adapter = text_adapter({**base, **settings, **other}, BATCH, rank=rank, world_size=world_size)
         adapter.module.double()
         loss = dipole.objective(spec, dim=adapter.embedding_dim).double()
@@ -97,7 +98,7 @@ def corpus(tmp_path_factory):
     for document in range(3):
         words = [f"word{i}" for i in range(4 * document, 4 * document + 6)]
         lines = [" ".join(draw.choice(words, size=draw.integers(2, 6))) for _ in range(9)]
-        (folder / "books" / f"{document}.txt").write_text("\n\n".join(lines))
+        (folder / "books" / f"{document}.txt").write_text("\n".join(lines))
     rows = ["anchor,positive,negative_1,negative_2"]
     for row in range(20):  # rows have no, one or two negatives
         cells = [" ".join(draw.choice(words, size=draw.integers(2, 6))) + f" word{row}" for _ in range(2 + row % 3)]

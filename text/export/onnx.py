@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dipole.core.train.card import Card, write_card
 from dipole.core.train.onnx_file import FILE, OUTPUT, TOLERANCE, write_onnx
-from dipole.core.utils.errors import ConfigError, TrainingError
+from dipole.core.utils.errors import ConfigError
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders.networks import (
     BagOfWords,
@@ -21,8 +21,7 @@ from dipole.text.encoders.networks import (
     WordGRU,
     pooled,
 )
-from dipole.text.exported import open_folder
-from dipole.text.portable import TASK, fast_tokenizer, parts_scaled, probe_of, projected, shown, truncated
+from dipole.text.portable import TASK, check_vectors, fast_tokenizer, parts_scaled, projected, shown, truncated
 
 AXES = ("batch", "length")
 
@@ -102,7 +101,7 @@ def export(encoder: SentenceEncoder, folder: Path, record: Any) -> None:
     tried = [_random(len(encoder.tokens), *shape) for shape in ((3, min(7, longest)), (1, 1), (5, min(12, longest)))]
     write_onnx(folder, padded, tried, {"input_ids": AXES, "attention_mask": AXES})
     fast_tokenizer(encoder.tokens, encoder.max_length).save_pretrained(folder)
-    _check_texts(encoder, folder)
+    check_vectors(encoder, folder, most=TOLERANCE)
     usage = f"""
 import onnxruntime
 from transformers import AutoTokenizer
@@ -113,17 +112,6 @@ batch = tokenizer({shown(encoder)}, padding=True{truncated(encoder)}, return_ten
 """
     card = Card("A sentence encoder as ONNX.", usage, TASK, "onnx", ("feature-extraction", "onnx"))
     write_card(folder, card, record, record.data)
-
-
-def _check_texts(encoder: SentenceEncoder, folder: Path) -> None:
-    """Raise TrainingError if tokenizer and file do not give the run's vectors of texts, of a long one too."""
-    texts = [text for text in probe_of(encoder) if text]
-    opened: Any = open_folder(folder, torch.device("cpu"), None)
-    opened.tokens = None  # words of the check may be unknown
-    wanted = torch.from_numpy(encoder.encode(texts))
-    off = float((opened.vectors(texts) - wanted).abs().max() / wanted.abs().max().clamp_min(1))
-    if not off <= TOLERANCE:
-        raise TrainingError(f"{folder / FILE} gives vectors of texts that differ by {off:.2g} from the run's.")
 
 
 def _random(words: int, count: int, length: int) -> dict[str, Tensor]:

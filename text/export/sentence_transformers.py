@@ -11,16 +11,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dipole.core.train.card import Card, write_card
-from dipole.core.utils.errors import TrainingError
 from dipole.core.utils.extras import needing
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders.networks import BagOfWords, Channels, Encoder, Pooled, Projected, SentenceModel, Transformer
-from dipole.text.portable import TASK, fast_tokenizer, probe_of, projected, with_code
+from dipole.text.portable import TASK, check_vectors, fast_tokenizer, projected, with_code
 from dipole.text.vocabulary import Tokens, copied
 
 with needing("sentence-transformers", "the export"):
@@ -76,11 +74,7 @@ def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
     else:
         modules = [_transformer(encoder, with_code(encoder, model)), Pooling(model.output_width, pooling_mode="cls")]
     SentenceTransformer(modules=modules, device="cpu", **options).save(str(folder))
-    probe = probe_of(encoder)
-    again = SentenceTransformer(str(folder), device="cpu").encode(probe)
-    off = float(np.abs(again - encoder.encode(probe)).max())
-    if not off < 1e-5:
-        raise TrainingError(f"the exported folder would give vectors that differ by {off:.2g} from the run's")
+    check_vectors(encoder, folder)
 
 
 def _closed(tokens: Tokens) -> bool:
