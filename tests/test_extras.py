@@ -56,6 +56,7 @@ def test_the_line_installs_from_where_the_package_came_from(tmp_path, monkeypatc
         monkeypatch.setattr("urllib.request.url2pathname", converter.url2pathname)
         monkeypatch.setattr(extras, "WINDOWS", True)
     assert install_line(extra, "assay") == line
+    assert bool(extras.source_folder("assay")) == ("dir_info" in more)
     assert install_line(package="absent-package") == "pip install absent-package"
 
 

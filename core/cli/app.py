@@ -28,6 +28,7 @@ from dipole.core.cli import commands, output
 from dipole.core.cli.parser import Configure, Parser, UsageError, command_parser
 from dipole.core.cli.words import GROUPS, START, SUGGESTION_FOR
 from dipole.core.utils.errors import ConfigError, DipoleError, nearest
+from dipole.core.utils.extras import source_folder
 from dipole.core.utils.files import disk_error, why
 from dipole.core.utils.first_error import first_message
 from dipole.core.utils.plugins import OURS, PluginError, distribution, is_ours, load, load_each, points
@@ -269,7 +270,7 @@ def where_docs() -> str:
         for title in ("Documentation", "Homepage", "Repository"):
             if title in urls:
                 return str(urls[title])
-    folder = Path(commands.__file__ or "").resolve().parents[3] / "docs"
+    folder = Path(source_folder() or Path(commands.__file__ or "").resolve().parents[3], "docs")
     if folder.is_dir():
         return f"read {folder / 'start'}, or build the site with `make docs`"
     return "the folder docs/ of dipole's source"

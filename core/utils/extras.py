@@ -22,19 +22,27 @@ def install_line(extra: str = "", package: str = "dipole") -> str:
     wanted = f"[{extra}]" * bool(extra)
     origin = _origin(package)
     url = str(origin.get("url", ""))
-    if "dir_info" in origin:
+    if folder := source_folder(package):
         editable = "-e " * bool(origin["dir_info"].get("editable"))
-        from urllib.request import url2pathname  # imported here, because it loads ssl
-
-        place = urlsplit(url)
-        path = place.path
-        if WINDOWS and place.netloc not in ("", "localhost"):
-            path = f"//{place.netloc}{path}"
-        return f"pip install {editable}{quoted(url2pathname(path) + wanted)}"
+        return f"pip install {editable}{quoted(folder + wanted)}"
     if "vcs_info" in origin:
         version = origin["vcs_info"]
         url = f"{version['vcs']}+{url}@{version['commit_id']}"
     return f"pip install {quoted(package + wanted + f' @ {url}' * bool(url))}"
+
+
+def source_folder(package: str = "dipole") -> str:
+    """Return the folder that the distribution was installed from, or "" if it came from elsewhere."""
+    origin = _origin(package)
+    if "dir_info" not in origin:
+        return ""
+    from urllib.request import url2pathname  # imported here, because it loads ssl
+
+    place = urlsplit(str(origin["url"]))
+    path = place.path
+    if WINDOWS and place.netloc not in ("", "localhost"):
+        path = f"//{place.netloc}{path}"
+    return url2pathname(path)
 
 
 def quoted(word: str) -> str:
