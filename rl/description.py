@@ -19,6 +19,7 @@ from dipole.core.objectives.objective import Composite, Objective
 from dipole.core.utils.errors import CheckpointError, ConfigError, DipoleError, ReceivedError, SpecError
 from dipole.rl import settings as presets
 from dipole.rl.replay import FrameReplayBuffer
+from dipole.rl.sb3_names import without_sb3_names
 
 FILE = "dipole.json"  # inside the zip
 _FORMAT = 1
@@ -62,36 +63,29 @@ def add_to(path: Path, agent: Any) -> None:
 
 
 def read(path: Any) -> dict[str, Any]:
-    """Read the description in a zip. Raise CheckpointError if the file is missing, damaged, or holds none."""
+    """Read the description in a zip. Raise CheckpointError if the file is missing, damaged, or holds none.
+
+    An open file is put back to its beginning.
+    """
+    if isinstance(path, str | Path) and not Path(path).exists():
+        path = Path(path).with_suffix(".zip")  # as SB3 finds it
     try:
         with zipfile.ZipFile(path) as archive:
             if FILE not in archive.namelist():
                 raise CheckpointError(
-                    f"{path} holds no description by dipole: reading SB3's own files runs code in them, which is not "
-                    "done here. If you trust the file, load it in Python with ContrastiveSAC.load(path), and save "
-                    "it again."
+                    f"{path} holds no description by dipole: it is of stable-baselines3 alone, whose class loads it "
+                    "(SAC.load). `dipole export` writes agent.zip for dipole."
                 )
             if archive.getinfo(FILE).file_size > _LARGEST:
                 raise ValueError(f"{FILE} is too large")
             told = json.loads(archive.read(FILE))
         if not isinstance(told, dict) or told.get("format") != _FORMAT:
             raise ValueError(f"{FILE} is of another format")
+        if not isinstance(path, str | Path):
+            path.seek(0)
         return told
     except (OSError, ValueError, zipfile.BadZipFile, RecursionError, NotImplementedError) as error:
         raise CheckpointError(f"the agent {path} cannot be read: {error}") from error
-
-
-def settings_of(path: Any) -> dict[str, Any]:
-    """Return the settings in an agent's file, or {} if they cannot be read."""
-    if isinstance(path, str | Path) and not Path(path).exists():
-        path = Path(path).with_suffix(".zip")  # as SB3 finds it
-    try:
-        found = dict(read(path)["settings"])
-        if hasattr(path, "seek"):
-            path.seek(0)
-    except (CheckpointError, KeyError, TypeError, ValueError):
-        return {}  # loading says what is wrong
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def build(
@@ -111,6 +105,7 @@ def build(
         )
     if told["own_terms"] and objective is None:
         raise ConfigError(unregistered_message(told["own_terms"]))
+    given = without_sb3_names(given)
     presets.require_changeable(given)
     settings = {name: value for name, value in told["settings"].items() if name not in given}
     if objective is not None:

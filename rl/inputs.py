@@ -65,7 +65,15 @@ def shown_to(learner: str, env: VecEnv, inputs: Inputs) -> VecEnv:
         if inputs == "state" and images and vectors:
             env = VecKeepDictObs(env, vectors)
     require_normalized_last(env)
-    require_part(seen_by(learner, env.observation_space), space, inputs)
+    seen = seen_by(learner, env.observation_space)
+    has_image, has_vectors = seen.image is not None, bool(seen.vectors)
+    fits = {"pixels": has_image, "state": has_vectors and not has_image, "both": has_image and has_vectors}
+    if not fits.get(inputs, True):
+        words = {"pixels": "an image", "state": "a vector", "both": "an image and a vector, in a dictionary"}
+        raise ConfigError(
+            f"inputs={inputs!r} needs {words[inputs]}, but the environment gives {space}. Tasks of the suite and the "
+            f"dot task have a keyword of that name: make_env(task, inputs={inputs!r})."
+        )
     return env
 
 
@@ -85,18 +93,6 @@ def require_kinds(learner: str, space: spaces.Space[Any]) -> None:
     held = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
     if not all(isinstance(part, held) for part in parts(space).values()):
         seen_by(learner, space)
-
-
-def require_part(seen: ObservationShape, space: spaces.Space[Any], inputs: Inputs) -> None:
-    """Raise ConfigError if observations do not have the requested part."""
-    has_image, has_vectors = seen.image is not None, bool(seen.vectors)
-    fits = {"pixels": has_image, "state": has_vectors and not has_image, "both": has_image and has_vectors}
-    if not fits.get(inputs, True):
-        words = {"pixels": "an image", "state": "a vector", "both": "an image and a vector, in a dictionary"}
-        raise ConfigError(
-            f"inputs={inputs!r} needs {words[inputs]}, but the environment gives {space}. Tasks of the suite and the "
-            f"dot task have a keyword of that name: make_env(task, inputs={inputs!r})."
-        )
 
 
 def require_policy(policy: Any, learner: str, seen: ObservationShape) -> None:
@@ -138,8 +134,10 @@ def part_of(seen: spaces.Space[Any], space: spaces.Space[Any]) -> tuple[str, ...
     return tuple(seen.spaces) if fits else None
 
 
-def taken(observation: Any, keys: tuple[str, ...], seen: spaces.Space[Any]) -> Any:
-    """Return the part of an observation that `part_of` found."""
+def taken(observation: Any, keys: tuple[str, ...] | None, seen: spaces.Space[Any]) -> Any:
+    """Return the part of an observation that `part_of` found, and all of it for None."""
+    if keys is None:
+        return observation
     if isinstance(seen, spaces.Dict):
         return {key: observation[key] for key in keys}
     return observation[keys[0]]
@@ -173,10 +171,8 @@ def require_normalized_last(env: VecEnv) -> None:
     if "" in seen and "" not in own:
         changed += [key for key in names if own[key] == seen[""]]
     if changed:
-        raise ConfigError(
-            f"a wrapper above VecNormalize changes normalised observations{_named(changed)}, which replay cannot undo. "
-            f"{_FIX}"
-        )
+        told = f"normalised observations {', '.join(changed)}".strip()
+        raise ConfigError(f"a wrapper above VecNormalize changes {told}, which replay cannot undo. {_FIX}")
 
 
 def require_stored_as_seen(model: BaseAlgorithm) -> None:
@@ -205,7 +201,3 @@ def _normalized(normalizer: VecNormalize) -> set[str]:
     if isinstance(normalizer.observation_space, spaces.Dict):
         return set(normalizer.norm_obs_keys or ())
     return {""}
-
-
-def _named(keys: list[str]) -> str:
-    return "" if keys == [""] else f" ({', '.join(keys)})"

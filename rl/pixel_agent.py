@@ -162,6 +162,8 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
                 said = f"replay_buffer_kwargs {replay_keywords!r} do not fit {made.__name__}: {error}."
                 raise ConfigError(said) from error
         self.replay_buffer_kwargs = replay_keywords
+        if self.n_envs > 1 and rollout_length(self) is None:
+            raise ConfigError(f"train_freq counts episodes of one environment, here are {self.n_envs}: count steps.")
         contrast = given_composite(self.objective) if self._given is None else self._given
         if contrast is not None:
             contrast = fit(contrast, self.features, self.bilinear_init).to(self.device)

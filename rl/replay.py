@@ -302,7 +302,9 @@ class FrameReplayBuffer(FrameSampler):
         head, tail, written = (np.asarray(state[name]) for name in ("_head", "_tail", "_written"))
         if not head.shape == tail.shape == written.shape == (self.n_envs,):
             raise ValueError(f"the replay of {counted(len(head), 'environment')} does not fit {self.n_envs}")
-        if (tail < 0).any() or (tail > head).any() or (head - tail > self.buffer_size).any():
+        if (head - tail > self.buffer_size).any():
+            raise ConfigError(f"the replay holds more transitions than buffer_size={self.buffer_size}: raise it.")
+        if (tail < 0).any() or (tail > head).any():
             raise ValueError("the replay's counters contradict each other")
         ring = int(state["ring"])
         if ring != self._ring:

@@ -1,24 +1,28 @@
 """Settings of agents as attributes, and their files: SB3's zip, written atomically, with a description in JSON."""
 
 import pathlib
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.save_util import load_from_pkl
 from stable_baselines3.common.type_aliases import TrainFreq
 from stable_baselines3.common.utils import get_device
 from torch import nn
 
 from dipole.core.objectives.objective import Composite, Objective
-from dipole.core.utils.errors import ConfigError
-from dipole.core.utils.files import replacing
+from dipole.core.utils.errors import CheckpointError, ConfigError
+from dipole.core.utils.files import disk_refusing, replacing
 from dipole.rl import description
 from dipole.rl import settings as presets
 from dipole.rl.arguments import check_integers, check_seed
 from dipole.rl.contrast import given_composite
 from dipole.rl.inputs import shown_to
+from dipole.rl.replay import FrameReplayBuffer
 from dipole.rl.sb3_names import without_sb3_names
 
 
@@ -110,12 +114,7 @@ class SavedAgent(OffPolicyAlgorithm):
         SB3 runs code in the file. `resume` and `dipole play` do not.
 
         Args:
-            path: as in SB3.
-            env: as in SB3.
-            device: as in SB3.
-            custom_objects: as in SB3.
-            print_system_info: as in SB3.
-            force_reset: as in SB3.
+            path, env, device, custom_objects, print_system_info, force_reset: as in SB3.
             objective: for terms that are not registered: modules of the same classes, which get the saved weights.
             changes: settings that weights and optimizers do not depend on (tau, learning_rate, ...), augmentation,
                 storage, and SB3's own keywords.
@@ -123,40 +122,36 @@ class SavedAgent(OffPolicyAlgorithm):
         Raises:
             ConfigError: a setting is unknown, out of range or fixed, or the objective is not that of the file.
         """
-        if env is not None:
-            inputs = description.settings_of(path).get("inputs", "auto")
-            env = shown_to(cls.__name__, cls._wrap_env(env), inputs)
-        none = {"objective": objective} if objective == "none" else {}  # which is no change that an agent can have
-        attributes = cls._changed_attributes(path, {**changes, **none})
-        if objective is not None:
-            attributes["_given"] = given_composite(objective)
-        check_passed_on({"device": device})
-        with description.readable(f"the agent {path} cannot be loaded"), description.explained(path, objective):
-            return super().load(path, env, device, custom_objects, print_system_info, force_reset, **attributes)
-
-    @classmethod
-    def _changed_attributes(cls, path: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return keywords of `load` as attributes."""
         other = ("augmentation", "storage", *cls.passed_on)
         rest = without_sb3_names({name: value for name, value in changes.items() if name not in other})
+        if objective == "none":
+            rest["objective"] = objective  # which is no change that an agent can have
         presets.require_changeable(rest)
-        saved = description.settings_of(path) or {"algorithm": cls.algorithm, "preset": presets.DEFAULT[cls.algorithm]}
-        if saved["algorithm"] != cls.algorithm:
-            raise ConfigError(f"{path} is an agent of {saved['algorithm']!r}, and {cls.__name__} is {cls.algorithm!r}.")
-        chosen = presets.resolve(saved["preset"], {**saved, **rest}, other)
-        stored = presets.attributes(cls.algorithm)
-        found = {stored[name]: getattr(chosen, name) for name in rest}
-        passed = check_passed_on({name: changes[name] for name in other if name in changes})
+        passed = check_passed_on({"device": device, **{name: changes[name] for name in other if name in changes}})
+        device = passed.pop("device")
         if "stats_window_size" in passed:
             passed["_stats_window_size"] = passed.pop("stats_window_size")
-        return found | passed
+        if objective is not None:
+            passed["_given"] = given_composite(objective)
+        with description.readable(f"the agent {path} cannot be loaded"), description.explained(path, objective):
+            saved = {name: value for name, value in description.read(path)["settings"].items() if value is not None}
+            kind = saved["algorithm"]
+            if kind != cls.algorithm:
+                raise ConfigError(f"{path} is an agent of {kind!r}, and {cls.__name__} is {cls.algorithm!r}.")
+            if env is not None:
+                env = shown_to(cls.__name__, cls._wrap_env(env), saved["inputs"])
+            chosen, stored = presets.resolve(saved["preset"], {**saved, **rest}, other), presets.attributes(kind)
+            changed = {stored[name]: getattr(chosen, name) for name in rest}
+            return super().load(path, env, device, custom_objects, print_system_info, force_reset, **changed, **passed)
 
     def save(self, path: Any, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
         # Replay and random generators are not in the file: `snapshots.save` writes them as well.
-        if not isinstance(path, (str, pathlib.Path)):
-            super().save(path, exclude, include)
+        if not isinstance(path, (str, pathlib.Path)):  # an open file
+            with tempfile.TemporaryDirectory() as folder:
+                self.save(f"{folder}/agent.zip", exclude, include)
+                path.write(pathlib.Path(folder, "agent.zip").read_bytes())
             return
-        with replacing(_with_suffix(path, ".zip")) as temporary:
+        with _written(path, ".zip") as temporary:
             super().save(temporary, exclude, include)
             description.add_to(temporary, self)
 
@@ -164,8 +159,17 @@ class SavedAgent(OffPolicyAlgorithm):
         if not isinstance(path, (str, pathlib.Path)):
             super().save_replay_buffer(path)
             return
-        with replacing(_with_suffix(path, ".pkl")) as temporary:
+        with _written(path, ".pkl") as temporary:
             super().save_replay_buffer(temporary)
+
+    def load_replay_buffer(self, path: Any, truncate_last_traj: bool = True) -> None:
+        with description.readable(f"the replay {path} cannot be loaded"):
+            found = load_from_pkl(path, self.verbose)
+        kinds = ("observation_space", "action_space", "n_envs")
+        if not isinstance(found, FrameReplayBuffer) or any(getattr(found, k) != getattr(self, k) for k in kinds):
+            raise ConfigError(f"the replay {path} is no FrameReplayBuffer of the agent's environments.")
+        found.device = self.device
+        self.replay_buffer = found
 
 
 def check_passed_on(given: dict[str, Any]) -> dict[str, Any]:
@@ -179,6 +183,9 @@ def check_passed_on(given: dict[str, Any]) -> dict[str, Any]:
         name: given[name] for name in ("verbose", "stats_window_size") if not isinstance(given.get(name, True), bool)
     }
     check_integers(0, **counts)
+    taken = {"n_steps", "gamma"} & set(given.get("replay_buffer_kwargs") or {})
+    if taken:
+        raise ConfigError(f"replay_buffer_kwargs: {', '.join(taken)} is a setting of the agent: give it there.")
     try:
         get_device(given.get("device", "auto"))
     except (RuntimeError, TypeError) as error:
@@ -186,6 +193,11 @@ def check_passed_on(given: dict[str, Any]) -> dict[str, Any]:
     return {**given, "seed": check_seed(given["seed"])} if "seed" in given else given
 
 
-def _with_suffix(path: str | pathlib.Path, suffix: str) -> pathlib.Path:
+@contextmanager
+def _written(path: str | pathlib.Path, suffix: str) -> Iterator[pathlib.Path]:
+    """Yield a temporary path for a file, which gets the suffix if its name has none."""
     path = pathlib.Path(path)
-    return path if path.suffix else path.with_suffix(suffix)
+    if not path.suffix:
+        path = path.with_suffix(suffix)
+    with disk_refusing(f"cannot write {path}", CheckpointError, ""), replacing(path) as temporary:
+        yield temporary

@@ -27,7 +27,7 @@ from dipole.rl.algorithms import open_agent
 from dipole.rl.arguments import check_integers
 from dipole.rl.callbacks.contrastive import learned_states
 from dipole.rl.envs.running.state import require_saved, wrapper_names, wrappers_set_state, wrappers_state
-from dipole.rl.envs.running.validate import rows_of
+from dipole.rl.envs.running.validate import rows_of, validate
 from dipole.rl.envs.running.workers import WorkerVecEnv
 from dipole.rl.pixel_agent import PixelAgent
 from dipole.rl.plain_state import noise_state, set_noise_state
@@ -109,7 +109,7 @@ def resume(
     """
     folder = Path(folder)
     manifest = check(folder)
-    agent: PixelAgent = open_agent(folder / "agent.zip", cls, env, device, objective, **given)
+    agent: PixelAgent = open_agent(folder / "agent.zip", cls, validate(env), device, objective, **given)
     _restore_state(agent, folder, manifest)
     return agent
 
@@ -151,8 +151,9 @@ def check(folder: Path) -> dict[str, Any]:
         known, sizes = manifest["format"], dict(manifest["bytes"])
         parts = replay_sizes(manifest["replay"]) if known == _FORMAT else {}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        newest = "".join(f" The newest one in it is {each}." for each in checkpoints(folder)[-1:])
         raise CheckpointError(
-            f"{folder} is no checkpoint of an agent: its manifest.json is missing or damaged."
+            f"{folder} is no checkpoint of an agent: its manifest.json is missing or damaged.{newest}"
         ) from error
     if known != _FORMAT:
         raise CheckpointError(

@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from dipole.core.evaluation import diagnostics
 from dipole.core.train.evaluation import diagnose_objective, diagnose_pairs
 from dipole.core.utils.errors import ConfigError
-from dipole.core.utils.files import check_own
+from dipole.core.utils.files import check_own, disk_refusing
 from dipole.rl.arguments import check_integers, check_seed
 from dipole.rl.episodes.history import Evaluation, read_evaluations, scores
 from dipole.rl.episodes.pictures import write_video
@@ -84,7 +84,8 @@ class EvaluationCallback(BaseCallback):
             raise ConfigError("the evaluation environment is the training environment itself: make another one for it.")
         if self.folder is not None:
             # After a resume, lines that the checkpoint had not seen are written again.
-            self.folder.mkdir(parents=True, exist_ok=True)
+            with disk_refusing(f"cannot write into {self.folder}", ConfigError, ""):
+                self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / "evaluations.jsonl"
             check_own(path)
             self.history = []

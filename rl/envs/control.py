@@ -141,7 +141,7 @@ class ControlEnv(StackedEnv):
         self._steps = 0
         self._playing = True
         if self.inputs != "state":
-            self._frames.extend([self._frame()] * self.frame_stack)
+            self._frames.extend([self._frame(self.size)] * self.frame_stack)
         return self._observed(self._vector), {"environment_steps": 0}
 
     def _begin_episode(self) -> None:
@@ -162,22 +162,15 @@ class ControlEnv(StackedEnv):
         self._playing = not (terminated or truncated)
         self._keep(step)
         if self.inputs != "state":
-            self._frames.append(self._frame())
+            self._frames.append(self._frame(self.size))
         info = {"environment_steps": taken}
         return self._observed(self._vector), float(reward), terminated, truncated, info
-
-    def render(self) -> NDArray[np.uint8] | None:
-        if self.render_mode is None:
-            return None
-        if self.inputs != "state" and self.render_size == self.size:
-            return np.ascontiguousarray(self._frames[-1].transpose(1, 2, 0))
-        return np.ascontiguousarray(self._camera(self.render_size).render())
 
     def close(self) -> None:
         self._physics.free()
 
-    def _frame(self) -> NDArray[np.uint8]:
-        return np.ascontiguousarray(self._camera(self.size).render().transpose(2, 0, 1))  # (3, size, size)
+    def _frame(self, size: int) -> NDArray[np.uint8]:
+        return np.ascontiguousarray(self._camera(size).render().transpose(2, 0, 1))
 
     def _camera(self, size: int) -> Any:
         """Return the camera of a size, made once: physics.render() builds and frees a scene at every call."""

@@ -82,18 +82,10 @@ class DotEnv(StackedEnv):
         reward = max(0.0, 1.0 - 1.2 * float(np.hypot(*(self._dot - self._target))))
         return self._observation(), reward, False, not self._playing, {"environment_steps": 1}
 
-    def render(self) -> NDArray[np.uint8] | None:
-        if self.render_mode is None:
-            return None
-        frame = self._frames[-1]
-        if self.render_size != self.size:
-            frame = self._frame(self.render_size, self.render_size / self.size)
-        return np.ascontiguousarray(frame.transpose(1, 2, 0))
-
     def _observation(self) -> Any:
         return self._observed(np.concatenate([self._dot, self._target]))
 
-    def _frame(self, size: int, scale: float = 1.0) -> NDArray[np.uint8]:
+    def _frame(self, size: int) -> NDArray[np.uint8]:
         frame = np.zeros((3, size, size), np.uint8)
         # The margin keeps both dots inside every crop of 24 out of 28 pixels.
         margin = size * 0.2
@@ -101,7 +93,7 @@ class DotEnv(StackedEnv):
         for channel, position in ((0, self._target), (1, self._dot)):
             row, column = margin + position * (size - 1 - 2 * margin)
             distance = np.hypot(rows - row, columns - column)
-            frame[channel] = 255 * np.clip(_DOT * scale + 0.5 - distance, 0, 1)
+            frame[channel] = 255 * np.clip(_DOT * size / self.size + 0.5 - distance, 0, 1)
         return frame
 
     def get_state(self) -> dict[str, Any]:

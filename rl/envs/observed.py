@@ -48,6 +48,19 @@ class StackedEnv(gymnasium.Env[Any, Any]):
             found["pixels"] = np.concatenate(self._frames)
         return {name: found[name] for name in ("pixels", "state")} if self.inputs == "both" else found[self.inputs]
 
+    def render(self) -> NDArray[np.uint8] | None:
+        if self.render_mode is None:
+            return None
+        if self._frames and self.render_size == self.size:
+            frame = self._frames[-1]
+        else:
+            frame = self._frame(self.render_size)
+        return np.ascontiguousarray(frame.transpose(1, 2, 0))
+
+    def _frame(self, size: int) -> NDArray[np.uint8]:
+        """Draw the newest frame, (3, size, size)."""
+        raise NotImplementedError
+
     def _require_playing(self, action: Any, space: spaces.Space[Any]) -> None:
         """Raise ResetNeeded outside an episode, ConfigError for an action of another shape."""
         if not self._playing:

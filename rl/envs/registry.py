@@ -104,8 +104,13 @@ def environment(name: str, **fixed: Any) -> Callable[[Factory], Factory]:
         A decorator that gives back what it decorates.
 
     Raises:
-        RegistryError: from the decorator, if another factory has the name.
+        RegistryError: the name has other characters than letters, digits, "_", "-", "." and ":". From the decorator, if
+            another factory has the name.
     """
+    if not isinstance(name, str) or not re.fullmatch(r"[\w:.-]+", name):
+        raise RegistryError(
+            f"an environment needs a name such as @environment('mine') or 'my-family:mine', got {name!r}."
+        )
 
     def decorate(factory: Factory) -> Factory:
         place = f"{factory.__module__}:{factory.__qualname__}"

@@ -83,14 +83,22 @@ def evaluate(
 
 
 def seeing(agent: BaseAlgorithm, space: Any) -> Callable[[Any], Any]:
-    """Return a function that selects the agent's part of an observation. Raise ConfigError if there is none."""
-    seen = agent.observation_space
-    if seen in (space, transposed(space)):
-        return lambda observation: observation
+    """Return a function that gives the agent's part of an observation, as the agent's VecNormalize normalises it.
+
+    Raise ConfigError if there is none.
+    """
+    seen, normalizer = agent.observation_space, agent.get_vec_normalize_env()
     keys = part_of(seen, transposed(space)) or part_of(seen, space)
-    if keys is None:
+    if keys is None and seen not in (space, transposed(space)):
         raise ConfigError(f"the agent was made for observations {seen}, but this environment has {space}.")
-    return lambda observation: taken(observation, keys, seen)
+    select = partial(taken, keys=keys, seen=seen)
+    if normalizer is None:
+        return select
+    if not isinstance(normalizer.observation_space, spaces.Dict):
+        return lambda observation: normalizer.normalize_obs(select(observation))
+    if isinstance(space, spaces.Dict):
+        return lambda observation: select(normalizer.normalize_obs(observation))
+    return select
 
 
 def check_environment(env: Any) -> None:

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit, TransformObservation
 from packaging.requirements import Requirement
 from packaging.version import Version
+from stable_baselines3 import SAC
 from stable_baselines3.common.callbacks import CheckpointCallback, EvalCallback
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.monitor import Monitor
@@ -21,7 +22,7 @@ import dipole
 from dipole.core.objectives.objective import Composite, Objective
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import registry
-from dipole.core.utils.errors import ConfigError, SpecError, TrainingError
+from dipole.core.utils.errors import CheckpointError, ConfigError, SpecError, TrainingError
 from dipole.rl import ContrastiveSAC, DotEnv, make_env, resume, snapshots
 from dipole.rl import pixel_agent as agent_module
 from dipole.rl.algorithms import open_agent
@@ -113,7 +114,7 @@ def test_a_failing_save_leaves_the_old_file(tiny_agent, tmp_path, monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr(torch, "save", broken)
-    refused(OSError, "disk full", agent.save, tmp_path / "agent.zip")
+    refused(CheckpointError, "cannot write .*agent.zip: disk full", agent.save, tmp_path / "agent.zip")
     assert (tmp_path / "agent.zip").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["agent.zip"]
 
@@ -138,6 +139,10 @@ def test_callbacks_and_loggers_of_sb3_work(tiny_agent, tmp_path):
     assert len(np.load(tmp_path / "evaluations.npz")["results"]) == 2
     loaded = ContrastiveSAC.load(tmp_path / "rl_model_24_steps.zip", device="cpu")
     loaded.load_replay_buffer(tmp_path / "rl_model_replay_buffer_24_steps.pkl")
+    for other in (SAC("CnnPolicy", DotEnv(size=36), buffer_size=9), tiny_agent(DotEnv(size=36))):
+        other.save_replay_buffer(tmp_path / "other")
+        refused(ConfigError, "no FrameReplayBuffer of the agent's env", loaded.load_replay_buffer, tmp_path / "other")
+    refused(CheckpointError, "cannot be loaded: .*No such file", loaded.load_replay_buffer, tmp_path / "nowhere")
     assert len(loaded.replay_buffer) == 23  # SB3 calls callbacks before it stores the step
     header = (tmp_path / "progress.csv").read_text().splitlines()[0].split(",")
     assert {"train/contrast_loss", "train/critic_loss", "train/ent_coef", "time/environment_steps"} <= set(header)
@@ -221,6 +226,7 @@ def test_emulated_bf16_warns(tiny_agent, monkeypatch):
     ({"ent_coef": -1}, "ent_coef: must be 'auto' or a number >= 0, got -1"),
     ({"action_noise": 3}, "action_noise must be an ActionNoise of SB3"),
     ({"replay_buffer_class": "her"}, "replay_buffer_class must derive from FrameReplayBuffer, got 'her'"),
+    ({"replay_buffer_kwargs": {"n_steps": 3}}, "n_steps is a setting of the agent: give it there"),
     ({"replay_buffer_kwargs": {"goals": 1}}, "replay_buffer_kwargs {'goals': 1} do not fit FrameReplayBuffer"),
     ({"device": "gpu"}, "device must be 'auto', 'cpu', 'cuda' or such, got 'gpu'"),
     ({"verbose": "yes"}, "verbose must be an integer >= 0, got 'yes'"),

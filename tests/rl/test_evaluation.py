@@ -18,6 +18,7 @@ from dipole.core.utils.errors import ConfigError, DataError, TrainingError
 from dipole.core.utils.extras import install_line
 from dipole.rl import DotEnv, EvaluationCallback, episodes, make_env
 from dipole.rl.callbacks.evaluating import diagnose
+from dipole.rl.envs.running.validate import rendered
 from dipole.rl.envs.running.workers import WorkerVecEnv
 from dipole.rl.episodes import Evaluation, aggregate, evaluate, score_at, scores
 from dipole.rl.episodes.play import episode_seed, evaluate_each
@@ -110,6 +111,7 @@ CURVES = {"none": [[Evaluation(1, 1, (1.0,))], [Evaluation(2, 2, (1.0,))]]}
     (ConfigError, "video_every must be .*>= 0, got -1", lambda *_: EvaluationCallback(DotEnv(), video_every=-1)),
     (ConfigError, "seed must be an integer from 0", lambda *_: EvaluationCallback(DotEnv(), seed=-1)),
     (ConfigError, "total_timesteps must be an integer >= 0", lambda a, _: a.learn(1e3)),
+    (ConfigError, "A file is in the place", lambda a, _: a.learn(1, EvaluationCallback(DotEnv(), folder=__file__))),
     (DataError, "a video needs frames", lambda _, path: episodes.write_video([], path / "none.gif")),
     (ConfigError, r"\.gif or \.mp4, not '\.avi'", lambda _, path: episodes.write_video(WHITE, path / "film.avi")),
     *((DataError, "finite numbers", lambda *_, wrong=wrong: aggregate(wrong)) for wrong in ([], [1, np.nan])),
@@ -175,6 +177,8 @@ def test_videos_are_drawn_at_their_size(tiny_agent, tmp_path, opengl):
     env = DotEnv(render_size=112)
     env.reset(seed=0)
     large, small = env.render(), DotEnv()
+    env.render = lambda: large[..., :1]
+    assert rendered(env).shape == (112, 112, 3)  # grey pictures have three channels in a video
     small.reset(seed=0)
     assert large.shape == (112, 112, 3)
     drawn = np.asarray(small.render(), float)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from stable_baselines3 import SAC, TD3
+from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from dipole.core.cli import main
@@ -157,14 +158,20 @@ def test_inputs_select_parts_of_a_dictionary(tmp_path):
     assert same(made(inputs="pixels").learn(20), filtered)
     vectors = ContrastiveSAC("MultiInputPolicy", Instruments(), inputs="state", objective="none", **SMALL).learn(20)
     assert set(vectors.observation_space.spaces) == {"numbers", "grid", "bits"}
-    vectors.save(tmp_path / "vectors.zip")
+    with (tmp_path / "vectors.zip").open("wb") as file:
+        vectors.save(file)
     loaded = ContrastiveSAC.load(tmp_path / "vectors", env=Instruments(), device="cpu")
     assert evaluate(loaded, Instruments(), 1, seed=1) == evaluate(vectors, Instruments(), 1, seed=1)
 
 
 def test_normalised_vectors_are_learned_from_as_they_are_acted_on():
-    env = VecNormalize(DummyVecEnv([lambda: make_env("dot", inputs="both")]), norm_obs_keys=["state"])
+    one = partial(make_env, "dot", inputs="both")
+    env, other = (VecNormalize(DummyVecEnv([one]), norm_obs_keys=["state"]) for _ in range(2))
     agent = made(env=env).learn(30)
+    other.obs_rms, other.training, other.norm_reward = env.obs_rms, False, False
+    other.seed(3)
+    expected = evaluate_policy(agent, other, 2, return_episode_rewards=True, warn=False)[0]
+    assert evaluate(agent, one(), 2, seed=3) == pytest.approx(expected, rel=1e-6)
     raw = agent.replay_buffer.states[0, :30, 0]
     assert ((raw >= 0) & (raw <= 1)).all()  # stored as it came
     rows = copy.deepcopy(agent.replay_buffer).draw(200)[1]

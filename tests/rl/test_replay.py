@@ -26,8 +26,8 @@ def space(channels=9):
     return spaces.Box(0, 255, (channels, SIZE, SIZE), np.uint8)
 
 
-def episodes(seed, stacking="repeat"):
-    """Yield transitions of episodes of random lengths, stacked by a rule of its own."""
+def episodes(seed, stacking="repeat", shortest=1):
+    """Yield transitions of episodes of up to 8 steps, stacked by a rule of its own."""
     rng = np.random.default_rng(seed)
 
     def frame():
@@ -36,7 +36,7 @@ def episodes(seed, stacking="repeat"):
     while True:
         first = frame()
         before = [first if stacking == "repeat" else np.zeros_like(first)] * 2 + [first]
-        for left in reversed(range(rng.integers(1, 9))):
+        for left in reversed(range(rng.integers(shortest, 9))):
             after = [frame() for _ in range(3)] if stacking == "none" else [*before[1:], frame()]
             truncated = left == 0 and bool(rng.integers(2))
             stacks = np.concatenate(before), np.concatenate(after)

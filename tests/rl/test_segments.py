@@ -9,35 +9,24 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 
 from dipole.core.utils.errors import CheckpointError, TrainingError
 from dipole.rl import CheckpointCallback, DotEnv, make_env, plain_state, resume, snapshots
 from dipole.rl.plain_state import read, write
 from dipole.rl.replay import FrameReplayBuffer
 from tests.rl.conftest import same, tiny
+from tests.rl.test_replay import ACTION, episodes, fill, space
 from tests.runs import refused
 from tests.systems import links, posix
 
-SIZE = 12
-ACTION = spaces.Box(-1, 1, (2,), np.float32)
-SPACE = spaces.Box(0, 255, (9, SIZE, SIZE), np.uint8)
+SPACE = space()
 
 
-def filled(steps, buffer=None, n_envs=1, size=60, seed=0):
-    """A buffer of episodes of 7 steps of random frames, stacked by three."""
+def filled(steps, buffer=None, n_envs=1, size=60):
+    """A buffer of episodes of 8 steps of random frames, stacked by three."""
     if buffer is None:
         buffer = FrameReplayBuffer(size * n_envs, SPACE, ACTION, "cpu", n_envs, seed=1)
-    rng = np.random.default_rng(seed + int(buffer._head[0]))
-    frames = [[rng.integers(0, 256, (3, SIZE, SIZE), dtype=np.uint8)] * 3 for _ in range(n_envs)]
-    for step in range(steps):
-        before = np.stack([np.concatenate(each) for each in frames])
-        frames = [[*each[1:], rng.integers(0, 256, (3, SIZE, SIZE), dtype=np.uint8)] for each in frames]
-        after = np.stack([np.concatenate(each) for each in frames])
-        done = np.full(n_envs, step % 7 == 6)
-        buffer.add(before, after, rng.uniform(-1, 1, (n_envs, 2)), rng.random(n_envs), done, [{}] * n_envs)
-        if step % 7 == 6:
-            frames = [[rng.integers(0, 256, (3, SIZE, SIZE), dtype=np.uint8)] * 3 for _ in range(n_envs)]
+    fill(buffer, [episodes((env, int(buffer._head[0])), shortest=8) for env in range(n_envs)], steps, 1)
     return buffer
 
 

@@ -13,7 +13,7 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from torch import nn
 
 from dipole.core.train.recipe import load_recipe, resolve
-from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.errors import CheckpointError, ConfigError
 from dipole.rl import CheckpointCallback, ContrastiveDrQ, ContrastiveSAC, DotEnv, make_env, resume, snapshots
 from dipole.rl.algorithms import open_agent
 from dipole.rl.config import RLConfig
@@ -151,7 +151,13 @@ def test_settings_given_to_load_are_used_under_both_names(saved):
     refused(ConfigError, "an agent of 'sac', and ContrastiveDrQ is 'drq'", ContrastiveDrQ.load, saved["sac"][0])
     refused(ConfigError, "action_noise must be", ContrastiveSAC.load, saved["sac"][0], action_noise=0.1)
     refused(ConfigError, r"environment shows Box.*30", open_agent, saved["sac"][0], env=DotEnv(size=30), device="cpu")
+    assert resume(saved["drq"][1], DotEnv(), device="cpu", policy_delay=4).settings.actor_every == 4
+    refused(ConfigError, "more transitions than buffer_size=5", resume, saved["sac"][1], DotEnv(), buffer_size=5)
+    refused(ConfigError, "an environment is needed, got None", resume, saved["sac"][1], None)
+    refused(CheckpointError, "newest one in it is .*agent-000000014", resume, saved["sac"][1].parent, DotEnv())
     agent = ContrastiveSAC.load(saved["sac"][0], env=DotEnv(), device="cpu", storage="disk", seed=5)
+    agent.learning_rate = 7e-4
+    assert agent.learn(12).critic.optimizer.param_groups[0]["lr"] == 7e-4
     assert (agent.replay_buffer.storage, agent.seed) == ("disk", 5)
 
 

@@ -1,7 +1,7 @@
 """Checks of an agent's environments: what they may be, and what they return while the agent learns."""
 
 import warnings
-from typing import Any
+from typing import Any, Self
 
 import gymnasium
 import numpy as np
@@ -109,6 +109,13 @@ class CheckedEnvironments(OffPolicyAlgorithm):
                     "episode there and goes on."
                 ) from None
 
+    def learn(
+        self, total_timesteps: int, callback: Any = None, log_interval: int | None = 4, *rest: Any, **settings: Any
+    ) -> Self:
+        if log_interval is not None:
+            check_integers(log_interval=log_interval)
+        return super().learn(total_timesteps, callback, log_interval, *rest, **settings)
+
     def _setup_learn(
         self, total_timesteps: int, callback: Any = None, reset_num_timesteps: bool = True, *rest: Any, **settings: Any
     ) -> tuple[int, Any]:
@@ -119,6 +126,7 @@ class CheckedEnvironments(OffPolicyAlgorithm):
                 raise ConfigError(f"callback must be a callback of SB3, a list of them, or a function, got {each!r}.")
         if reset_num_timesteps:
             self.environment_steps = 0
+        self._setup_lr_schedule()  # of a rate that was assigned
         noise, before = noise_state(self.action_noise), self._last_obs
         prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *rest, **settings)
         if not reset_num_timesteps:  # SB3 resets it in every call of `learn`

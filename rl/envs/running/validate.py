@@ -222,7 +222,7 @@ def rendered(env: gymnasium.Env[Any, Any]) -> np.ndarray:
     got = str(picture)
     if isinstance(picture, np.ndarray):
         if picture.ndim == 3 and picture.shape[2] in (1, 3, 4) and picture.dtype == np.uint8:
-            return picture
+            return np.broadcast_to(picture[..., :3], (*picture.shape[:2], 3))
         got = f"{picture.dtype} {picture.shape}"
     elif picture is not None:
         got = _short(picture)

@@ -100,6 +100,10 @@ class WorkerVecEnv(SubprocVecEnv):
                 f"an environment could not be made in its worker process{late}. The worker has printed why. Make it "
                 "once without workers to see the error."
             ) from error
+        for index, each in enumerate(found):
+            if each != found[0]:
+                self.close()
+                raise ConfigError(f"environment {index} has the spaces {each}, and environment 0 {found[0]}.")
         VecEnv.__init__(self, len(self._make), *found[0])
         self._last_obs: list[Any] = [None] * self.num_envs
         self._root_seeds: list[int | None] = [None] * self.num_envs
