@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from dipole.core.conformance.checks import (
     EXACT,
@@ -111,6 +112,8 @@ def weights_count(subject: Subject) -> str:
         except DipoleError as error:
             return f"refused with one clear error: {error}"
     demand_equal(results[1], results[0], "with weights of 1", other="without weights")
+    if all(term.weighting == "pairs" for term in subject.make().terms):
+        _weighs_pairs(subject)
     gradient, of_ones = (results[number].gradients["queries"] for number in (2, 3))
     pairs = plain.build(**leaves)  # a term may have the other queries as candidates too
     grows = any(len(each.prepare(pairs).candidates) > len(pairs.candidates) for each in subject.make(plain).terms)
@@ -121,8 +124,39 @@ def weights_count(subject: Subject) -> str:
     return f"{results[0].value.item():.4g}, and {results[2].value.item():.4g} with weights"
 
 
+def _weighs_pairs(subject: Subject) -> None:
+    layout = next(each for each in subject.layouts if each.name == "several keys")
+    found = []
+    for weights in (torch.ones(4, 3), torch.tensor([0.0, 1.0, 2.0]).repeat(4, 1)):
+        weighted = replace(layout, build=partial(_weighted, layout, weights))
+        found.append(subject.result(subject.make(layout), weighted, layout.leaves()))
+    if value_error(*found) <= EXACT:
+        raise Failed("weights of pairs, (A, K), have no effect: average over positives with rows.over_positives")
+
+
 def _weighted(layout: Layout, weights: Tensor | None, **leaves: Tensor) -> Pairs:
     return replace(layout.build(**leaves), weights=None if weights is None else weights.to(leaves["queries"]))
+
+
+@check("padding", "entries of -1 count nowhere")
+def ignores_padding(subject: Subject) -> str:
+    """One more entry of -1 in each row of positives and ignored rows changes nothing."""
+    if not subject.takes_pairs:
+        raise Skipped("loss(a, b) has no indices")
+    for layout in subject.layouts:
+        if layout.name in ("window", "listed"):
+            with suppress(DipoleError):  # it may refuse the layout
+                plain = subject.result(subject.make(layout), layout, layout.leaves())
+                wider = replace(layout, build=partial(_padded, layout))
+                found = subject.result(subject.make(layout), wider, layout.leaves())
+                demand_equal(found, plain, f"with more padding on {layout.name}: use rows.over_positives")
+    return "same value, same gradient"
+
+
+def _padded(layout: Layout, **leaves: Tensor) -> Pairs:
+    pairs = layout.build(**leaves)
+    positives, ignored = (pad(each, (0, 1), value=-1) for each in (pairs.positives, pairs.ignored))
+    return replace(pairs, positives=positives, ignored=ignored)
 
 
 @check("work", "cost grows at most with the square of the batch")
