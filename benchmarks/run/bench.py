@@ -7,8 +7,6 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Literal
 
-from rich.console import Console
-
 from dipole.benchmarks.manifest import write_manifest
 from dipole.benchmarks.plan import Estimator, Time, faults, make_plan, missing_data
 from dipole.benchmarks.results_file import SHIPPED_NAME, known_runs, shipped_runs, stored_overrides
@@ -47,7 +45,6 @@ def bench(
     overrides: Sequence[str] = (),
     seeds: int | None = None,
     slurm: Mapping[str, str] | None = None,
-    console: Console | None = None,
     answer: dict[str, Any] | None = None,
     known: Sequence[Path] = (),
     mentions_shipped: bool = True,
@@ -59,7 +56,7 @@ def bench(
     suite.
     """
     answer = {} if answer is None else answer
-    console, stderr = consoles(console)
+    console, stderr = consoles()
     suite = read_suite(name)
     if scale is None and "small" in suite.scale:
         scale = "small"
@@ -100,7 +97,7 @@ def bench(
         raise DataError("\n".join(map(str, faulty)))
     for fault in faulty:
         say(stderr, f"will fail: {fault}")
-    summary = run_suite(sized, wanted, records, runs, chosen, stderr)
+    summary = run_suite(sized, wanted, records, runs, chosen)
     print_results(console, SuiteResults(sized.manifest(wanted), gather([runs, *known]).collection.records))
     print_summary(console, sized, summary, runs)
     answer |= {"runs": str(runs), **summary.as_dict()}
@@ -108,12 +105,12 @@ def bench(
 
 
 def run_suite(
-    sized: Sized, wanted: Sequence[Job], records: dict[str, RunRecord], runs: Path, engine: Engine, console: Console
+    sized: Sized, wanted: Sequence[Job], records: dict[str, RunRecord], runs: Path, engine: Engine
 ) -> SuiteSummary:
     """Describe a suite in the runs folder and run what is missing of it."""
     make_runs_folder(runs)
     write_manifest(runs, sized.manifest(wanted))
-    return run_jobs(wanted, records, runs, engine, console, sized.scale.processes)
+    return run_jobs(wanted, records, runs, engine, sized.scale.processes)
 
 
 def make_runs_folder(folder: Path) -> None:
@@ -159,12 +156,11 @@ def plan_all(
     runs: Path,
     jobs: int | None,
     threads: int | None,
-    console: Console | None = None,
     answer: dict[str, Any] | None = None,
     known: Sequence[Path] = (),
 ) -> int:
     """Print runs and time of each shipped suite, then what cannot be built, which makes the exit code 1."""
-    console, _ = consoles(console)
+    console, _ = consoles()
     records = known_runs(known) | finished(runs)
     estimator, slots = Estimator(records.values()), LocalEngine(jobs, threads).slots
     planned = _plan_shipped(scale, records, known, estimator, slots)
@@ -197,7 +193,6 @@ def bench_all(
     threads: int | None = None,
     within: float = inf,
     known: Sequence[Path] = (),
-    console: Console | None = None,
     answer: dict[str, Any] | None = None,
 ) -> int:
     """Run what is missing of every shipped suite, the shortest first. The exit code is 1 if a job failed.
@@ -207,7 +202,7 @@ def bench_all(
     arguments are those of `bench`.
     """
     answer = {} if answer is None else answer
-    console, stderr = consoles(console)
+    console, stderr = consoles()
     elsewhere = known_runs(known)
     say(stderr, f"Times are reckoned {basis()}")
     records = elsewhere | finished(runs)
@@ -223,7 +218,7 @@ def bench_all(
         else:
             say(stderr, f"{name}: {each.time}.")
             engine = make_engine("local", jobs, threads, shared_process=each.sized.scale.processes == 1)
-            summary = run_suite(each.sized, each.jobs, records, runs, engine, stderr)
+            summary = run_suite(each.sized, each.jobs, records, runs, engine)
             print_summary(console, each.sized, summary, runs)
             summaries.append({"suite": each.sized.suite.name, **summary.as_dict()})
     answer |= {"scale": scale, "runs": str(runs), "suites": summaries}
@@ -254,7 +249,7 @@ def make_engine(
 
 
 def run_jobs(
-    jobs: Sequence[Job], records: dict[str, RunRecord], runs: Path, engine: Engine, console: Console, processes: int = 1
+    jobs: Sequence[Job], records: dict[str, RunRecord], runs: Path, engine: Engine, processes: int = 1
 ) -> SuiteSummary:
     """Run the jobs without a finished record. A failed job does not stop the others."""
     waiting = {job.hash: job.config for job in jobs if job.hash not in records}
@@ -263,12 +258,12 @@ def run_jobs(
         for job in jobs
         if job.hash in waiting
     ]
-    estimator, skipped = Estimator(records.values()), len(jobs) - len(tasks)
+    estimator, skipped, (_, stderr) = Estimator(records.values()), len(jobs) - len(tasks), consoles()
     failed: list[TaskResult] = []
     done = 0
     if skipped:
-        say(console, f"{skipped} of {counted(len(jobs), 'run')} {are(skipped)} finished already.")
-    with reporter(console, len(tasks)) as report:
+        say(stderr, f"{skipped} of {counted(len(jobs), 'run')} {are(skipped)} finished already.")
+    with reporter(stderr, len(tasks)) as report:
 
         def show(line: str) -> None:
             left = estimator.total(list(waiting.values()), engine.slots, engine.shares_processes)

@@ -134,9 +134,9 @@ def _left(seconds: float) -> str:
     return f"about {duration(seconds)} left"
 
 
-def consoles(given: Console | None) -> tuple[Console, Console]:
-    """Return the consoles for results and for messages: stdout and stderr, or the given one for both."""
-    return given or console(), given or console(stderr=True)
+def consoles() -> tuple[Console, Console]:
+    """Return the consoles for results and for messages: stdout and stderr."""
+    return console(), console(stderr=True)
 
 
 class _TimeLeft(ProgressColumn):

@@ -11,8 +11,6 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from rich.console import Console
-
 from dipole.benchmarks.run.bench import EngineName, make_engine, make_runs_folder, run_jobs
 from dipole.benchmarks.run.engine import Engine, EngineTask, TaskResult
 from dipole.benchmarks.run.local_engine import LocalEngine, visible_gpus
@@ -53,7 +51,6 @@ def sweep(
     name: str | None = None,
     seed: int = 0,
     slurm: Mapping[str, str] | None = None,
-    console: Console | None = None,
     answer: dict[str, Any] | None = None,
 ) -> int:
     """Search, and train the winner. The exit code is 1 if no trial finished or a run of the winner failed.
@@ -62,8 +59,8 @@ def sweep(
     processes too. The search lies in the folder .sweeps of `runs`. `answer` is filled with what `--json` prints.
     """
     answer = {} if answer is None else answer
-    console, stderr = consoles(console)
-    search = _Search(recipe, overrides, space, metric, not minimize, name, runs, stderr)
+    console, stderr = consoles()
+    search = _Search(recipe, overrides, space, metric, not minimize, name, runs)
     make_runs_folder(runs / SWEEPS)
     slots = make_engine(engine, jobs, threads, slurm=slurm).slots
     folder = runs / SWEEPS / search.name
@@ -89,7 +86,7 @@ def sweep(
             say(console, f"  {key}: {100 * share:.0f} % of the difference between good and bad trials")
     answer |= {"search": search.name, "best": best.value, "settings": best.params, "winner": [j.hash for j in winner]}
     records = read_records(runs).done
-    summary = run_jobs(winner, records, runs, make_engine(engine, jobs, threads, slurm=slurm), stderr)
+    summary = run_jobs(winner, records, runs, make_engine(engine, jobs, threads, slurm=slurm))
     done = read_records(runs).done
     found = [done[job.hash].results.get(metric) for job in winner if job.hash in done]
     if values := [value for value in found if value is not None]:
@@ -124,7 +121,6 @@ class _Search:
         maximize: bool,
         name: str | None,
         runs: Path,
-        console: Console,
     ) -> None:
         self.space: tuple[Dimension, ...] = read_space(space)
         if not self.space:
@@ -138,13 +134,13 @@ class _Search:
         if Path(self.name).name != self.name or self.name.startswith("."):
             raise ConfigError(f"--name: {self.name!r} is no name of a file.")
         self._recipe, self._overrides, self._objective = recipe, tuple(overrides), base.objective
-        self._metric, self._maximize, self._runs, self._console = metric, maximize, runs, console
-        self._lock = threading.RLock()
+        self._metric, self._maximize, self._runs = metric, maximize, runs
+        self._lock, (_, self._console) = threading.RLock(), consoles()
         self._failures = 0
         for corner in corners(self.space):
             self.job(corner, CHOOSING)
         if base.train.evaluate_every is None:
-            say(console, "Trials are not pruned: the recipe evaluates only at the end (train.evaluate_every).")
+            say(self._console, "Trials are not pruned: the recipe evaluates only at the end (train.evaluate_every).")
 
     def settings(self, values: dict[str, Value]) -> list[str]:
         """Return the overrides of chosen values."""

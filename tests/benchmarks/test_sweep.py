@@ -1,14 +1,12 @@
 """`dipole sweep`: the space, the search on a validation part, restarts, pruning, the winner on the test part."""
 
 import json
-import os
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from rich.console import Console
 
 from dipole.benchmarks.report.write import make_report
 from dipole.benchmarks.run.engine import EngineTask
@@ -36,8 +34,7 @@ SPACE = ("objective.infonce.temperature=log(0.05, 1)", "train.optimizer=choice(a
 
 def quietly(space=SPACE, trials=3, **options):
     options = {"metric": "knn/accuracy", "overrides": SHORT, "seeds": 1, "engine": "pool"} | options
-    with open(os.devnull, "w") as nowhere:
-        return sweep(RECIPE, space, trials=trials, console=Console(file=nowhere), **options)
+    return sweep(RECIPE, space, trials=trials, **options)
 
 
 def test_a_space_is_read_as_it_is_written():
