@@ -2,11 +2,11 @@
 
 import sys
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 
 from dipole.core import evaluation
 
 # The same modules under both names: a second copy would register its diagnostics twice.
-for _module in iter_modules(evaluation.__path__):
-    sys.modules[f"{__name__}.{_module.name}"] = import_module(f"dipole.core.evaluation.{_module.name}")
+for _module in walk_packages(evaluation.__path__, f"{evaluation.__name__}."):
+    sys.modules[_module.name.replace("dipole.core.", "dipole.", 1)] = import_module(_module.name)
 sys.modules[__name__] = evaluation

@@ -281,7 +281,7 @@ def test_exports_what_a_plugin_author_needs():
     assert {*PROMISED, *import_module("dipole.core.utils.errors").__all__} <= set(dipole.__all__)
     for module in (dipole, dipole.evaluation):
         assert all(callable(getattr(module, name)) or module is dipole for name in module.__all__)
-    for name in ("evaluation", "evaluation.diagnostics", "evaluation.probes"):
+    for name in ("evaluation", "evaluation.diagnostics", "evaluation.theory.report"):
         assert import_module(f"dipole.{name}") is import_module(f"dipole.core.{name}")
     for module, name, near in ((dipole, "objectiv", "objective"), (dipole.evaluation, "knn", "knn_probe")):
         refused(AttributeError, f"no attribute '{name}'; it has .*{near}", getattr, module, name)
