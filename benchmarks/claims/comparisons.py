@@ -119,13 +119,13 @@ class Comparison:
 
 
 Test = Mapping[str, Any]
-Grids = Mapping[str, NumberTable]
-Place = tuple[NumberTable | None, str, str]
+Grid = NumberTable | None
+Place = tuple[Grid, str, str]
 Found = Iterator[tuple[str, Comparison | None]]
 """Labels and their comparisons, None without data."""
 
 
-def comparisons(claim: Claim, part: ClaimPart, grids: Grids) -> Iterator[Comparison | None]:
+def comparisons(claim: Claim, part: ClaimPart, grids: Mapping[str, NumberTable]) -> Iterator[Comparison | None]:
     """Yield the comparisons that a part of a claim is about, None without data.
 
     Where the paper's own table has a dash, there is no comparison.
@@ -135,9 +135,9 @@ def comparisons(claim: Claim, part: ClaimPart, grids: Grids) -> Iterator[Compari
         if test["kind"] not in _TESTS:
             known = ", ".join(_TESTS)
             raise DataError(f"claim {claim.id} has a test of unknown kind {test['kind']!r}; known: {known}")
-        name, find = test["table"], _TESTS[test["kind"]]
-        printed = dict(find(test, tables)) if name in tables else {}
-        for label, found in find(test, grids):
+        name, other, find = test["table"], test.get("table_b", test["table"]), _TESTS[test["kind"]]
+        printed = dict(find(test, tables[name], tables.get(other))) if name in tables else {}
+        for label, found in find(test, grids.get(name), grids.get(other)):
             on_paper = printed.get(label)
             if not fits(label, part.only) and (found or name in grids):
                 continue
@@ -150,26 +150,23 @@ def comparisons(claim: Claim, part: ClaimPart, grids: Grids) -> Iterator[Compari
                 yield found
 
 
-def _compare(test: Test, grids: Grids) -> Found:
-    grid, kind = grids.get(test["table"]), test.get("field", "mean")
+def _compare(test: Test, grid: Grid, _: Grid) -> Found:
     direction, is_closed = {"<": -1}.get(test["op"], 1), test["op"] == ">="
-    several = isinstance(test["b"], list)
+    kind, several = test.get("field", "mean"), isinstance(test["b"], list)
     for other, column in product(test["b"] if several else [test["b"]], _columns(test, grid)):
         one = _compared((grid, _row(test["a"]), column), (grid, _row(other), column), kind)
         label = f"{_row(other)} | {column}" if several else column
         yield label, one and replace(one, direction=direction, is_closed=is_closed)
 
 
-def _difference(test: Test, grids: Grids) -> Found:
-    grid = grids.get(test["table"])
-    grid_b, columns_b = grids.get(test.get("table_b", test["table"])), test.get("columns_b", {})
+def _difference(test: Test, grid: Grid, other: Grid) -> Found:
+    columns_b = test.get("columns_b", {})
     for column in _columns(test, grid):
-        one = _compared((grid, _row(test["a"]), column), (grid_b, _row(test["b"]), columns_b.get(column, column)))
+        one = _compared((grid, _row(test["a"]), column), (other, _row(test["b"]), columns_b.get(column, column)))
         yield column, one and replace(one, printed=test["published"]["difference"][column])
 
 
-def _ratio(test: Test, grids: Grids) -> Found:
-    grid = grids.get(test["table"])
+def _ratio(test: Test, grid: Grid, _: Grid) -> Found:
     for column in _columns(test, grid):
         one, sides = None, _sides([(grid, _row(test[name]), column) for name in ("a", "b")])
         if sides and min(side.summary.mean for side in sides) > 0:
@@ -179,9 +176,9 @@ def _ratio(test: Test, grids: Grids) -> Found:
         yield column, one
 
 
-def _along_columns(test: Test, grids: Grids) -> Found:
+def _along_columns(test: Test, grid: Grid, _: Grid) -> Found:
     """Compare each column with the one before it."""
-    grid, row = grids.get(test["table"]), _row(test["a"])
+    row = _row(test["a"])
     if grid is None:
         yield "all columns", None
         return
@@ -189,18 +186,16 @@ def _along_columns(test: Test, grids: Grids) -> Found:
         yield f"{one} to {two}", _compared((grid, row, two), (grid, row, one))
 
 
-def _set_above(test: Test, grids: Grids) -> Found:
+def _set_above(test: Test, grid: Grid, _: Grid) -> Found:
     """Compare every row of a with every row of b. The value is the lowest of a minus the highest of b."""
-    grid = grids.get(test["table"])
     names = [f"{_row(one)} against {_row(other)}" for one, other in product(test["a"], test["b"])]
     for column in _columns(test, grid):
         above, below = (_sides([(grid, row, column) for row in test[name]]) for name in ("a", "b"))
         yield column, _several(list(product(above, below)), names, min)
 
 
-def _spread(test: Test, grids: Grids) -> Found:
+def _spread(test: Test, grid: Grid, _: Grid) -> Found:
     """Compare all cells in pairs. The value is the largest minus the smallest."""
-    grid = grids.get(test["table"])
     places = list(product([row.label for row in getattr(grid, "rows", ())], getattr(grid, "columns", ())))
     sides = zip(_sides([(grid, *place) for place in places]), map(", ".join, places), strict=False)
     steps = list(combinations(sorted(sides, key=lambda each: each[0].summary.mean), 2))
@@ -208,16 +203,15 @@ def _spread(test: Test, grids: Grids) -> Found:
     yield "max - min", _several([(above, below) for (below, _), (above, _) in steps], names, max)
 
 
-def _column_difference(test: Test, grids: Grids) -> Found:
-    grid = grids.get(test["table"])
+def _column_difference(test: Test, grid: Grid, _: Grid) -> Found:
     for row, printed in test["published"]["difference"].items():
         one = _compared((grid, row, test["column_a"]), (grid, row, test["column_b"]))
         yield row, one and replace(one, printed=printed)
 
 
-def _best_minus_column(test: Test, grids: Grids) -> Found:
+def _best_minus_column(test: Test, grid: Grid, _: Grid) -> Found:
     """Compare a column with all others. The value is the gap to the best of them, or 0."""
-    grid, column = grids.get(test["table"]), test["column"]
+    column = test["column"]
     for row in test["published"]["difference"]:
         sides = {name: side for name in getattr(grid, "columns", ()) if (side := _side((grid, row, name)))}
         base = sides.pop(column, None)
@@ -226,7 +220,7 @@ def _best_minus_column(test: Test, grids: Grids) -> Found:
         yield row, one and replace(one, value=max(0.0, one.value), one_is_enough=True)
 
 
-_TESTS: Mapping[str, Callable[[Test, Grids], Found]] = {
+_TESTS: Mapping[str, Callable[[Test, Grid, Grid], Found]] = {
     "compare": _compare,
     "difference": _difference,
     "ratio": _ratio,

@@ -29,9 +29,10 @@ def of_suite(results: SuiteResults, claims: Sequence[JudgedClaim] = ()) -> list[
         failed = sum(r.status == "failed" for r in results.records.values())
         of_failed = f", {failed} of them failed" if failed else ""
         said.append(f"{missing} of {counted(asked, 'run')} {are(missing)} missing{of_failed}.")
+    said += of_differences(results)
     if results.manifest.not_decidable:
-        return [*said, of_mark(results.manifest.not_decidable)]
-    return [*said, *of_differences(results), *_with_printed(results), *_of_claims(claims)]
+        return said
+    return [*said, *_with_printed(results), *_of_claims(claims)]
 
 
 def of_differences(results: SuiteResults) -> list[str]:

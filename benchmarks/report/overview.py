@@ -155,7 +155,8 @@ def power_cell(suite: SuiteResults) -> Cell:
     tests = planned(suite)
     if not tests:
         return EMPTY
-    return _power_of(tests)
+    value = median([each.power for each in tests])
+    return Cell(f"{100 * value:.0f} %", value)
 
 
 def of_power(suite: SuiteResults) -> list[str]:
@@ -163,12 +164,7 @@ def of_power(suite: SuiteResults) -> list[str]:
     tests = planned(suite)
     if not tests:
         return []
-    return [f"Half of the tests have a power of at least {_power_of(tests).text} for {_effects(tests)} (Holm)."]
-
-
-def _power_of(tests: Sequence[Planned]) -> Cell:
-    value = median([each.power for each in tests])
-    return Cell(f"{100 * value:.0f} %", value)
+    return [f"Half of the tests have a power of at least {power_cell(suite).text} for {_effects(tests)} (Holm)."]
 
 
 def _effects(tests: Sequence[Planned]) -> str:
