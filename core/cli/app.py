@@ -264,12 +264,10 @@ def _overview() -> Parser:
 
 
 def where_docs() -> str:
-    """Return where the documentation is: its address, else the folder of the checkout."""
+    """Return where the documentation is: the repository's address, else the folder of the checkout."""
     with suppress(PackageNotFoundError):
-        urls = dict(line.split(", ", 1) for line in metadata("dipole").get_all("Project-URL") or [])
-        for title in ("Documentation", "Homepage", "Repository"):
-            if title in urls:
-                return str(urls[title])
+        for line in metadata("dipole").get_all("Project-URL") or []:
+            return str(line.partition(", ")[2])
     folder = Path(source_folder() or Path(commands.__file__ or "").resolve().parents[3], "docs")
     if folder.is_dir():
         return f"read {folder / 'start'}, or build the site with `make docs`"

@@ -37,7 +37,7 @@ from dipole.core.objectives.similarity import full_precision, listed_similaritie
 from dipole.core.objectives.spec import Range
 from dipole.core.objectives.statistics import AnyStatistic, Count, LogSumExp, SoftmaxMean
 from dipole.core.objectives.tiles import TILE
-from dipole.core.utils.errors import OptionError, PairsError
+from dipole.core.utils.errors import PairsError
 from dipole.core.utils.finite import finite_rows
 
 __all__ = [
@@ -153,12 +153,16 @@ def similarity_error(
         for kind, mask in enumerate((~same, same)):
             sums[kind] += excess[mask].sum()
             counts[kind] += mask.sum()
-    outside = len(classes) - classes.unique(return_counts=True)[1]
-    ratio = math.inf  # of one class
-    if len(outside) > 1:
-        ratio = float(outside.max() / outside.min())
-    bound = 4 * (delta_neg - delta_pos) / weight + ratio / len(outside)
+    bound = 4 * (delta_neg - delta_pos) / weight + class_ratio(classes)
     return float((sums / counts.clamp_min(1)).sum()), bound
+
+
+def class_ratio(labels: Tensor) -> float:
+    """Return (K_max/K_min)/C, K_k the number of points outside class k (LMCL Thm. 3), or inf with one class."""
+    outside = len(labels) - labels.unique(return_counts=True)[1]
+    if len(outside) < 2:
+        return math.inf
+    return float(outside.max() / outside.min()) / len(outside)
 
 
 @register(
@@ -392,7 +396,8 @@ def mean_distance(embeddings: Array) -> float:
     return float((1 - cosine) / 2)
 
 
-def mean_distance_ceiling(n: int) -> float:
+@in_range
+def mean_distance_ceiling(n: Annotated[int, Range(at_least=2), "points"]) -> float:
     """Return the largest mean distance of points on a sphere, N / (2N - 2) (LMCL Eq. 5).
 
     Args:
@@ -406,8 +411,6 @@ def mean_distance_ceiling(n: int) -> float:
         >>> mean_distance_ceiling(5)
         0.625
     """
-    if n < 2:
-        raise OptionError(f"mean_distance_ceiling: n must be at least 2, got {n}.")
     return n / (2 * n - 2)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import combinations_with_replacement
 from numbers import Real
 from typing import Annotated
 
@@ -68,20 +69,15 @@ def unit_sides(pairs: Pairs) -> tuple[Tensor, Tensor]:
     return x, _unit(pairs.candidates)
 
 
-def _upper_tiles(n: int) -> Iterator[tuple[slice, slice]]:
-    for top in range(0, n, TILE):
-        for left in range(top, n, TILE):
-            yield slice(top, min(top + TILE, n)), slice(left, min(left + TILE, n))
-
-
 def pair_distances(embeddings: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield D_ij of pairs i < j with their rows and columns, flat, tile by tile."""
     z = _unit(embeddings)
-    for rows, columns in _upper_tiles(len(z)):
+    number = torch.arange(len(z), device=z.device)
+    for top, left in combinations_with_replacement(range(0, len(z), TILE), 2):
+        rows, columns = slice(top, top + TILE), slice(left, left + TILE)
         distance = ((1 - z[rows] @ z[columns].T) / 2).clamp_(0, 1)
-        i = torch.arange(rows.start, rows.stop, device=z.device).unsqueeze(1).expand_as(distance)
-        j = torch.arange(columns.start, columns.stop, device=z.device).expand_as(distance)
-        if rows == columns:
+        i, j = number[rows].unsqueeze(1).expand_as(distance), number[columns].expand_as(distance)
+        if top == left:
             keep = i < j
             yield distance[keep], i[keep], j[keep]
         else:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -265,18 +264,7 @@ def test_a_place_that_cannot_be_made_is_no_unexpected_error(line, capsys, tmp_pa
     assert "unexpected" not in error
 
 
-def test_a_package_can_add_a_command(capsys, command_of_a_package):
-    def configure(parser: Any) -> Any:
-        """Say hello.
-
-        More."""
-        parser.add_argument("name")
-        return lambda arguments: print(f"hello {arguments.name}") or 0
-
-    command_of_a_package("greet", configure)
-    assert dipole(capsys, "greet", "you") == (0, "hello you\n", "")
-    assert "Say hello." in dipole(capsys, "greet", "--help")[1]
-    assert "greet" in dipole(capsys, "gret")[2]
+def test_a_command_of_a_package_that_is_no_function_is_named(capsys, command_of_a_package):
     point = command_of_a_package("greet", 3)
     words = "it is of type int, not a function that adds arguments"
     said = refused(capsys, "greet", "--help", code=1)

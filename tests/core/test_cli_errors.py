@@ -17,13 +17,11 @@ from runs import dipole, done, refused, told
 
 from dipole.core.cli import app as cli
 from dipole.core.cli import main
-from dipole.core.cli.output import DeclinedError, asks_for_json, confirm
+from dipole.core.cli.output import asks_for_json
 from dipole.core.cli.parser import resumable
 from dipole.core.cli.words import SUGGESTION_FOR, SUGGESTIONS
 from dipole.core.record import read_record
-from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.text import counted
-from tests.runs import refused as fails
 from tests.systems import POSIX
 
 NOT_AN_OPTION = "--no-such-option"
@@ -291,22 +289,12 @@ def test_any_answer_but_yes_removes_nothing(one_run, capsys, monkeypatch):
         monkeypatch.setattr(sys, "stdin", Terminal(typed))
         code, out, err = dipole(capsys, "rm", one_run.name)
         assert (code, out, one_run.is_dir()) == (1, "", True)
+        assert "Remove 1 run? [y/N] " in err
         assert err.endswith("nothing was removed.\n")
         assert "Repeat" not in err
     monkeypatch.setattr(sys, "stdin", Terminal("Yes\n"))
     done(capsys, "rm", one_run.name)
     assert not one_run.exists()
-
-
-def test_a_question_is_asked_on_stderr(capsys, monkeypatch):
-    question = "Fetch it?", "to fetch it", "nothing was fetched"
-    monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
-    confirm(*question)
-    assert capsys.readouterr() == ("", "Fetch it? [y/N] ")
-    monkeypatch.setattr(sys, "stdin", Terminal(""))
-    fails(DeclinedError, r"^nothing was fetched\.$", confirm, *question)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
-    fails(ConfigError, "add --yes to fetch it", confirm, *question)
 
 
 def test_ctrl_c_says_how_to_continue_if_possible(capsys, monkeypatch):

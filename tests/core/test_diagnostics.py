@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 
 import dipole
 from dipole import OptionError, Pairs, PairsError
-from dipole.core.evaluation import diagnostics
+from dipole.core.evaluation import diagnostics, histograms
 from dipole.core.evaluation.diagnostics import alignment, conditional_entropy, mean_distance, min_max_ratio, uniformity
 from dipole.core.objectives import tiles
 from dipole.core.train.evaluation import diagnose_pairs
@@ -25,8 +25,8 @@ SHARPNESS = {
 
 @pytest.fixture(params=[512, 4], ids=["one tile", "several tiles"], autouse=True)
 def tile(request, monkeypatch):
-    monkeypatch.setattr(tiles, "TILE", request.param)
-    monkeypatch.setattr(diagnostics, "TILE", request.param)
+    for module in (tiles, diagnostics, histograms):
+        monkeypatch.setattr(module, "TILE", request.param)
 
 
 def points(seed: int = 0) -> torch.Tensor:

@@ -19,7 +19,7 @@ from scipy.optimize import linprog
 from torch import nn
 
 from dipole.core.cli.commands.theory import configure
-from dipole.core.evaluation.diagnostics import similarity_error
+from dipole.core.evaluation.diagnostics import class_ratio, similarity_error
 from dipole.core.evaluation.theory import arora, cllr, expectation, lmcl, pictures
 from dipole.core.evaluation.theory.choices import Choices, RunFacts
 from dipole.core.evaluation.theory.expectation import expected, margin_loss
@@ -262,7 +262,7 @@ def test_lmcl_parts_against_loops():
     mu, nearest = lmcl.coverage(x, 11)
     assert nearest.tolist() == pytest.approx([min(abs(v - m) for v in d.values()) for m in mu.tolist()], abs=1e-7)
     assert lmcl.proof_delta_pos(x, y) == pytest.approx(sorted(d.values())[5 - 1])  # 3 + 1 + 1 pairs share a class
-    assert lmcl.class_ratio(y) == pytest.approx(5 / 4 / 3)
+    assert class_ratio(y) == pytest.approx(5 / 4 / 3)
     # Theorem 2 is met by its own construction.
     assert lmcl.separation(torch.eye(4)[y], y) == (0.0, 0.5)
     assert similarity_error(torch.eye(4)[y], y)[0] == 0

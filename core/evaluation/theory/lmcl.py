@@ -70,14 +70,6 @@ def regularizer(embeddings: Tensor, delta_pos: float, delta_neg: float, reductio
     return factor * total / count
 
 
-def class_ratio(labels: Tensor) -> float:
-    """(K_max/K_min)/C, K_k the number of points outside class k (LMCL, Theorem 3), or inf with one class."""
-    outside = len(labels) - labels.unique(return_counts=True)[1]
-    if len(outside) < 2:
-        return math.inf
-    return float(outside.max() / outside.min()) / len(outside)
-
-
 def proof_delta_pos(embeddings: Tensor, labels: Tensor) -> float:
     """The delta+ of the proof of LMCL's Theorem 3: as many pairs lie below it as share a class."""
     distances = torch.cat([distance for distance, _, _ in pair_distances(embeddings)])

@@ -353,7 +353,7 @@ def _lmcl(report: Report, x: Tensor, y: Tensor | None, facts: RunFacts) -> None:
     report._hold("lmcl_theorem_2", "room for one direction a class", ("C + 1", classes + 1), ("d", width))
     if math.isfinite(within):
         report._hold("lmcl_theorem_2", "this embedding", ("max D within", within), ("min D between", between))
-    ratio = report._add("(K_max/K_min)/C", lmcl.class_ratio(y), "LMCL Theorem 3")
+    ratio = report._add("(K_max/K_min)/C", diagnostics.class_ratio(y), "LMCL Theorem 3")
     report._add("delta+ of the proof", lmcl.proof_delta_pos(x, y), "as many pairs lie below it as share a class")
     if c.mu is not None and not 0 < c.mu < high - low:
         raise OptionError(f"mu must lie between 0 and delta_neg - delta_pos = {high - low:g}, got {c.mu:g}.", "mu")
