@@ -328,9 +328,9 @@ def test_kind_bound_estimate_p_and_verdict_stand_in_every_format(runs_folder, tm
     level = {"CACR": 86.0, "w/o pi+": 85.0, "w/o pi-": 81.02, "UAUR": 79.0}
     noise = {place: 0.002 * generator.normal(size=4) for place in product(level, CIFAR)}
     rows = [(name, "infonce", None) for name in level]
-    results = runs_folder.results(
-        "cacr-table9", rows, CIFAR, lambda r, c, s: (level[r] + noise[r, c][s]) / 100, range(4), published="cacr-table9"
-    )
+    more = {"published": "cacr-table9", "show": []}
+    more["values"] = lambda r, c, s: (level[r] + noise[r, c][s]) / 100
+    results = runs_folder.results("cacr-table9", rows, CIFAR, seeds=range(4), **more)
     write_report(runs_folder.path, tmp_path / "out")
     rows = {row["claim"]: row for row in json.loads((tmp_path / "out" / "cacr-table9-small-claims.json").read_text())}
     row = rows["cacr-c16"]

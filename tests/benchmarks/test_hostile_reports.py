@@ -67,7 +67,7 @@ def test_what_is_no_file_does_not_stop_a_report(runs_folder, name, kind):
 
 @pytest.mark.parametrize("kind", NO_FILES)
 def test_what_is_no_file_is_no_suite_and_no_search(tmp_path, kind):
-    for folder in (tmp_path / ".bench" / "suites", tmp_path / ".bench" / "sweeps"):
+    for folder in (tmp_path / ".bench" / "suites", tmp_path / ".sweeps"):
         folder.mkdir(parents=True)
         NO_FILES[kind](folder / "x.json")
     answered(lambda: read_manifests(tmp_path))

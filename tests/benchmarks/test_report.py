@@ -369,11 +369,12 @@ def test_suites_of_ones_own_mention_no_paper(runs_folder, tmp_path, count, proto
         shown = ["curves", "histogram", "columns"] if i == 0 else []
         suite = two_rows({"x": [1.0, 2.0, 3.0]}, protocol=protocol, show=shown)
         runs_folder.suite(f"s{i}", **suite | {"columns": [("x", "vision")]})
-    write_report(runs_folder.path, tmp_path / "out")
-    for path in [*(tmp_path / "out").rglob("*.html"), tmp_path / "out" / "report.md"]:
+    for name in ("out.html", "out.md"):
+        write_report(runs_folder.path, tmp_path / name)
+    for path in [*tmp_path.rglob("*.html"), tmp_path / "out.md"]:
         shown = re.sub(r"<(script|style|template)\b.*?</\1>", "", path.read_text(), flags=re.DOTALL)
         assert not re.search("paper|printed", shown.lower())
-        assert not protocol or "half of mine" in shown or path.name == "report.html"
+        assert not protocol or "half of mine" in shown or path.name == "out.html"
 
 
 def test_runs_at_one_point_and_runs_that_gained_nothing_are_named(runs_folder):
