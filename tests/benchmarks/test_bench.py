@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -287,7 +288,7 @@ def test_a_run_that_cannot_be_built_leaves_no_folder_and_a_suite_of_one_scale_ne
 
 
 def test_prints_results_on_stdout_and_progress_on_stderr(tmp_path, monkeypatch, capsys):
-    name = "a name of a method that is too long for any column of eighty characters to have room for it"
+    name = "[/x] [bold] of a method that is too long for any column of eighty characters to have room for it"
     columns = [("of the neighbours", "knn/accuracy")]
     write_suite(tmp_path, [(name, "infonce")], columns=columns, recipe="gaussian-classes", set=POINTS)
     monkeypatch.chdir(tmp_path)
@@ -296,16 +297,17 @@ def test_prints_results_on_stdout_and_progress_on_stderr(tmp_path, monkeypatch, 
     command = ["bench", "tiny.toml", "--runs", "the runs", "--jobs", "1"]
     assert main(command) == 0
     done = capsys.readouterr()
-    assert "[1/1] done" in done.err
+    assert re.search(r"\[1/1\] done .*\[/x\] \[bold\]", done.err)
     assert "done  " not in done.out
     assert "neighbours" in done.out
+    assert "[/x] [bold]" in done.out
     assert "n = 1" in done.out
     assert not set("\x1b\u2502\u2503") & set(done.out + done.err)
     assert "Report: dipole report 'the runs' -o report.html" in done.out
     assert main([*command, "--plan"]) == 0
     plan = capsys.readouterr().out
     assert "1 finished, 0 to do" in plan
-    assert "row a name of a method that is too long for any column of eighty characters to have room" in plan
+    assert "row [/x] [bold] of a method that is too long for any column of eighty characters to have room" in plan
     assert "\u2026" not in plan
     assert main(command) == 0
     again = capsys.readouterr()

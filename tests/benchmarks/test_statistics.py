@@ -42,8 +42,6 @@ def test_summaries_and_differences_without_spread():
     assert (shifted.difference, shifted.p_wilcoxon) == (1.0, 0.25)
     assert isnan(shifted.p_t)
     assert isnan(shifted.effect)
-    # The same in floating point, where the differences are equal only up to rounding.
-    assert isnan(paired({0: 0.1, 1: 0.7}, {0: 0.3, 1: 0.9}).p_t)
 
 
 def test_paired_uses_only_common_seeds_and_agrees_with_scipy():
@@ -229,8 +227,6 @@ def test_one_run_per_task_and_equal_gains_have_no_interval():
     assert isnan(probability_of_improvement([[1.0, 1.0]], [[0.0]]).low)
     for nothing in (iqm_interval, lambda tasks: probability_of_improvement(tasks, tasks)):
         refused(DataError, "at least", nothing, [])
-    assert isnan(paired({0: 0.1, 1: 0.7}, {0: 0.3, 1: 0.9}).low)
-    assert isnan(paired({0: 0.1, 1: 0.7}, {0: 0.1, 1: 0.7}).high)
     found = relative_gain([[2.0, 2.0, 2.0]], [[1.0, 1.0, 1.0]])
     assert (found.value, isnan(found.low)) == (1.0, True)
     assert "3 seeds gave the same" in found.needs

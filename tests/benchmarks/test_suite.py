@@ -14,7 +14,7 @@ from dipole.benchmarks.report import findings
 from dipole.benchmarks.report.charts import pictures
 from dipole.benchmarks.report.tables import beside_table
 from dipole.benchmarks.run.reference import START
-from dipole.benchmarks.run.terminal import print_plan, print_results, reporter
+from dipole.benchmarks.run.terminal import reporter
 from dipole.benchmarks.run.work import work_of
 from dipole.benchmarks.run_files import RunFiles
 from dipole.benchmarks.run_records import read_records
@@ -381,22 +381,6 @@ def test_detection_is_filled_by_what_is_added_to_the_runs():
     assert [len(job.cells) for job in jobs] == [9] * 7
     others = {job.hash for name in ("cacr-table3", "cacr-table4") for job in read_suite(name).at("paper").jobs()}
     assert len({job.hash for job in jobs} & others) == 5  # supervised and AU-CL are this table's own
-
-
-def test_names_with_markup_are_shown_as_they_are_written(tmp_path, runs_folder):
-    """The terminal reads [/x] as the end of a style. A name is none."""
-    name = "[/x] [bold]"
-    path = written(tmp_path, SUITE.replace("Two objectives on digits", name).replace('"knn"', f'"{name}"'))
-    sized = read_suite(path).at("small")
-    console = Console(file=io.StringIO(), width=200)
-    print_plan(console, sized, make_plan(sized, sized.jobs(), {}, 1, None))
-    rows = [(name, "infonce", None), ("other", "dcl", name)]
-    manifest = runs_folder.suite("s", rows, [(name, "vision")], lambda r, c, s: 0.5 + s / 100, title=name)
-    print_results(console, SuiteResults(manifest, read_records(runs_folder.path).records))
-    manifest = manifest.model_copy(update={"published": "cacr-table6", "protocol": {name: name}})
-    print_results(console, SuiteResults(manifest, read_records(runs_folder.path).records))
-    shown = console.file.getvalue()
-    assert shown.count(name) > 6
 
 
 def test_a_file_of_small_images_is_reckoned_as_such(tmp_path):
