@@ -29,8 +29,8 @@ demo: $(INSTALLED) ## compare four objectives on the digits, with a table and a 
 test: $(INSTALLED) ## the test suite (two processes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-slow: $(INSTALLED) ## the tests that take minutes
-	$(BIN)/python -m pytest -m slow
+slow: $(INSTALLED) ## the tests that take minutes (two processes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 2 --dist loadfile
 
 kernels: $(INSTALLED) ## the kernels compiled for three GPUs, without a GPU
 	$(BIN)/python -m pytest -m kernels
