@@ -89,9 +89,6 @@ class PairTable:
         """Return the anchor, the positive and the negatives of each row, (r, 2 + m)."""
         return np.column_stack([self.anchor[rows], self.positive[rows], self.negatives[rows]])
 
-    def texts_of(self, rows: np.ndarray) -> list[tuple[int, ...]]:
-        return [tuple(dict.fromkeys(text for text in row if text >= 0)) for row in self.numbers_of(rows).tolist()]
-
 
 class PairWriter:
     """Collects rows and numbers their texts by digests of 16 bytes. The texts go into an Arrow file or a list."""

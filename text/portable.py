@@ -29,19 +29,16 @@ DipoleSentenceConfig.register_for_auto_class()
 DipoleSentenceModel.register_for_auto_class("AutoModel")
 
 
-def probe_of(encoder: SentenceEncoder) -> list[str]:
-    """Return the sentences that check an export. The last one is longer than the encoder reads."""
-    words = encoder.tokens.words()
-    count = encoder.max_length or LONG
-    named = [word for word in words if word.isalpha()][:200] or ["word"]
-    return [*PROBE, " ".join(named[7 * i % len(named)] for i in range(count + LONG))]
-
-
 def check_vectors(
     encoder: SentenceEncoder, folder: Path, normalize: Normalize | None = None, most: float = 1e-5
 ) -> None:
-    """Raise TrainingError if an exported folder gives other vectors than the run, of a sentence that is cut too."""
-    texts = probe_of(encoder)
+    """Raise TrainingError if an exported folder gives other vectors than the run.
+
+    The last sentence of the check is longer than the encoder reads.
+    """
+    words = [word for word in encoder.tokens.words() if word.isalpha()][:200] or ["word"]
+    count = LONG + (encoder.max_length or LONG)
+    texts = [*PROBE, " ".join(words[7 * i % len(words)] for i in range(count))]
     opened: Any = open_folder(folder, torch.device("cpu"), None)
     opened.tokens = None  # words of the check may be unknown
     wanted = torch.from_numpy(encoder.encode(texts, normalize=normalize))

@@ -146,7 +146,7 @@ OPTIONS = (
     "pad_token", "unk_token", "bos_token", "eos_token", "cls_token", "sep_token", "mask_token", "truncation_side",
     "model_max_length",
 )  # fmt: skip
-"""What transformers stores about a tokenizer in `CONFIG`, and tokenizer.json does not."""
+"""Settings of a tokenizer that transformers stores in `CONFIG`, and not in tokenizer.json."""
 CONFIG = "tokenizer_config.json"
 PROMPT = "dipole_prompt"
 """Key of `CONFIG` for the text to put before every sentence."""

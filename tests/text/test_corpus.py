@@ -38,9 +38,9 @@ def test_text_is_split_into_sentences_and_topics():
         "Mr. Smith went to St. Ives.", '"Did he?"', "she asked.", "He did!", "A new paragraph, e.g. this one"
     ]  # fmt: skip
     assert split_sentences(" \n\n ") == []
-    line = "word " * 2_000_000 + "end. Next one."
+    line = "word " * 200_000 + "end. Next one."
     found = split_sentences(line)
-    assert sum(len(s.split()) for s in found) == 2_000_003
+    assert sum(len(s.split()) for s in found) == 200_003
     assert found[-1] == "Next one."
     topics = list(pydoc_documents())
     assert len(topics) > 50

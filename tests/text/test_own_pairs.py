@@ -23,6 +23,7 @@ from dipole.text.evaluation import find_positives, nearest_sentences, next_sente
 from dipole.text.pair_table import read_pairs
 from tests.runs import assert_same_weights, interrupted, logged, refused, run_of
 from tests.text.made import text_adapter, write_bert, write_rows
+from tests.text.test_using import write_corpus
 
 TAU = 0.05
 ROWS = [
@@ -35,8 +36,15 @@ def table(tmp_path):
     return write_rows(tmp_path / "pairs.jsonl", ROWS)
 
 
+def books(folder):
+    path = folder / "books.jsonl"
+    if not path.exists():
+        write_corpus(path)
+    return str(path)
+
+
 def make(tmp_path, batch_size=8, rank=0, world_size=1, **settings):
-    settings = {"encoder": "bow", "word_size": 6, "hidden_size": 8, "limit": 200} | settings
+    settings = {"corpus": books(tmp_path), "encoder": "bow", "word_size": 6, "hidden_size": 8} | settings
     return text_adapter(settings, batch_size, workdir=tmp_path, rank=rank, world_size=world_size)
 
 
@@ -79,12 +87,12 @@ def test_masks_of_views_are_drawn_anew_and_every_sentence_is_taken_once(tmp_path
     assert torch.cat([b.index for b in ordered.batches(1)]).tolist() == sorted(ordered.train_rows)[: len(seen[0])]
 
 
-def test_views_without_dropout_are_refused_with_the_cure(tmp_path):
+def test_views_without_dropout_are_refused(tmp_path):
     none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     own = {"encoder": "transformer", "transformer": str(write_bert(tmp_path / "none", 2000, **none) / "config.json")}
     refused(ConfigError, r"has no dropout.*Set text\.dropout", make, tmp_path, pairs="views", **own)
-    cured = make(tmp_path, **VIEWS, **own)
-    assert {m.p for m in cured.module.modules() if isinstance(m, torch.nn.Dropout)} == {0.2}
+    dropped = make(tmp_path, **VIEWS, **own)
+    assert {m.p for m in dropped.module.modules() if isinstance(m, torch.nn.Dropout)} == {0.2}
     usual = str(write_bert(tmp_path / "own", 2000) / "config.json")
     kept = make(tmp_path, pairs="views", encoder="transformer", transformer=usual)
     assert {m.p for m in kept.module.modules() if isinstance(m, torch.nn.Dropout)} == {0.1}
@@ -226,7 +234,6 @@ def test_partners_are_ranked_among_all_candidates():
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_sentences_without_finite_vectors_have_no_rank(value):
-    """A rank counts larger scores, and none is larger than NaN."""
     f = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
     f[2, 0] = value
     none = torch.zeros(4, 0, dtype=torch.long)
@@ -249,12 +256,12 @@ batch_size = 8
 held_out = 0.3
 hidden_size = 8
 word_size = 6
-limit = 200
+corpus = "{corpus}"
 """
 RUNS = {
     "random blocks": 'pairs = "blocks"\nblocks = "random"\nblock_size = 3\nencoder = "bow"\n',
     "views": 'pairs = "views"\ndropout = 0.1\nencoder = "transformer"\nlayers = 1\nheads = 2\n',
-    "columns": 'pairs = "columns"\ndropout = 0.1\nencoder = "bow"\ncorpus = "{table}"\n',
+    "columns": 'pairs = "columns"\ndropout = 0.1\nencoder = "bow"\n',
 }
 
 
@@ -262,7 +269,7 @@ RUNS = {
 @pytest.mark.parametrize("kind", RUNS)
 def test_a_run_is_continued_bit_for_bit_evaluated_and_exported(kind, table, tmp_path, capsys):
     recipe = tmp_path / "tiny.toml"
-    recipe.write_text(RECIPE + RUNS[kind].format(table=table))
+    recipe.write_text((RECIPE + RUNS[kind]).format(corpus=table if kind == "columns" else books(tmp_path)))
     construct(load_recipe(recipe).config)
     whole = run_of(recipe, tmp_path / "whole")
     run, parts = (tmp_path / name / whole.hash for name in ("whole", "parts"))
@@ -283,9 +290,9 @@ def test_a_run_is_continued_bit_for_bit_evaluated_and_exported(kind, table, tmp_
 @pytest.mark.filterwarnings("ignore:.*lack a negative")
 def test_the_weights_of_the_best_evaluation_are_kept(table, tmp_path):
     recipe, runs = tmp_path / "tiny.toml", tmp_path / "runs"
-    recipe.write_text(RECIPE + RUNS["columns"].format(table=table))
+    recipe.write_text((RECIPE + RUNS["columns"]).format(corpus=table))
     every = ["train.evaluate_every=2", "train.learning_rate=0.3"]
-    by = "-positive_mrr"  # smallest: the first evaluation is beaten by none, or by an earlier one than the last
+    by = "-positive_mrr"  # the smallest value comes before the last evaluation
     record = run_of(recipe, runs, *every, f"train.best_by={by}")
     folder = runs / record.hash
     seen = {line["step"]: line["eval/positive_mrr"] for line in logged(folder, "eval/positive_mrr")}

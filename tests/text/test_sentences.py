@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import time
-import zipfile
 from collections import Counter
 
 import numpy as np
@@ -256,14 +255,6 @@ def test_damaged_json_of_a_cache_is_made_again(tmp_path, monkeypatch):
         assert core_cache.kept_json("shards", "ab12", make) == content
         assert made
         assert path.read_bytes() == data
-
-
-@pytest.mark.parametrize("error", [zipfile.BadZipFile, KeyError, EOFError, OSError, ValueError, Exception])
-def test_any_error_of_a_reader_means_no_cache(error):
-    def read():
-        raise error("x")
-
-    assert core_cache.found(read) is None
 
 
 def make(corpus, tmp_path, batch_size=4, validation=0.0, **settings):

@@ -60,7 +60,7 @@ def with_modules(part: Transformer, source: str | None, pooling: str = "mean") -
 
 @dataclass(frozen=True)
 class FolderSettings:
-    """What a sentence-transformers folder says about its sentences."""
+    """Settings of a sentence-transformers folder for the sentences that it encodes."""
 
     prompts: dict[str, str] = field(default_factory=dict)  # texts to put before a sentence, by name
     default_prompt: str | None = None  # name of the one that `encode` uses; None: no prompt

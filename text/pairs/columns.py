@@ -213,7 +213,8 @@ class PairBatches:
     def _offer(self, order: np.ndarray) -> Iterator[Row]:
         for start in range(0, len(order), TOGETHER):
             part = order[start : start + TOGETHER]
-            yield from zip(part.tolist(), self._table.texts_of(self._rows[part]), strict=True)
+            for row, numbers in zip(part.tolist(), self._table.numbers_of(self._rows[part]).tolist(), strict=True):
+                yield row, tuple(dict.fromkeys(text for text in numbers if text >= 0))
 
     def _most_frequent(self) -> tuple[int, int]:
         """Return the text of most rows, and the number of these rows."""

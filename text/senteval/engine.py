@@ -125,7 +125,10 @@ class SE:
         self.prepare(self.params, task.samples())
         path = None
         if self.params.cache:
-            path = _cache_path(Path(self.params.cache), str(self.params.cache_key), task.name, distinct)
+            digest = hashlib.sha256(str(self.params.cache_key).encode())
+            for sentence in distinct:
+                digest.update("\x1f".join(sentence).encode() + b"\x1e")
+            path = Path(self.params.cache) / f"{task.name}-{digest.hexdigest()[:20]}.npy"
             rows = found(partial(np.load, path, allow_pickle=False))
             if rows is not None and rows.ndim == 2 and len(rows) == len(distinct) and self._gives(distinct, rows):
                 return dict(zip(distinct, as_rows(rows, len(distinct), task.name), strict=True))
@@ -198,13 +201,6 @@ def _check_cache(params: Params) -> None:
 
 def _distinct(tasks: Iterable[Task]) -> list[tuple[str, ...]]:
     return sorted({tuple(s) for task in tasks for s in task.samples()}, key=lambda s: (len(s), s))
-
-
-def _cache_path(folder: Path, key: str, name: str, sentences: Iterable[tuple[str, ...]]) -> Path:
-    digest = hashlib.sha256(key.encode())
-    for sentence in sentences:
-        digest.update("\x1f".join(sentence).encode() + b"\x1e")
-    return folder / f"{name}-{digest.hexdigest()[:20]}.npy"
 
 
 def evaluate(

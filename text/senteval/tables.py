@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from dipole.core.train.shipped import shipped
-from dipole.core.utils.errors import DataError
 from dipole.text.senteval.engine import SIX_TASKS
 from dipole.text.senteval.scoring import Result
 
@@ -17,19 +16,13 @@ EXCHANGED = (
 
 
 def published_rows(table: str) -> list[tuple[str, dict[str, float | None]]]:
-    """Methods and printed accuracies of a published table, MSRP called MRPC."""
-    for path in shipped("published", "*.json").values():
-        for found in json.loads(path.read_text(encoding="utf-8"))["tables"]:
-            if found["id"] == table:
-                columns = [column.replace("MSRP", "MRPC") for column in found["columns"]]
-                return [(row["method"], _cells(columns, row["cells"])) for row in found["rows"]]
-    raise DataError(f"no published table {table!r}; there are {', '.join(PUBLISHED)}")
-
-
-def _cells(columns: list[str], cells: Any) -> dict[str, float | None]:
-    if isinstance(cells, dict):
-        cells = cells.values()
-    return {column: cell["mean"] for column, cell in zip(columns, cells, strict=True)}
+    """Return methods and printed accuracies of a table in `PUBLISHED`, MSRP called MRPC."""
+    papers = (json.loads(path.read_text(encoding="utf-8")) for path in shipped("published", "*.json").values())
+    rows = next(found["rows"] for paper in papers for found in paper["tables"] if found["id"] == table)
+    return [
+        (row["method"], {column.replace("MSRP", "MRPC"): cell["mean"] for column, cell in row["cells"].items()})
+        for row in rows
+    ]
 
 
 def six_task_table(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
