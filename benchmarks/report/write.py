@@ -14,7 +14,7 @@ from dipole.benchmarks.report.table import escaped, to_csv, to_latex
 from dipole.benchmarks.report.table import to_markdown as table_to_markdown
 from dipole.benchmarks.run_files import RunFiles
 from dipole.benchmarks.run_records import Collection
-from dipole.benchmarks.suite_results import SuiteResults, gather
+from dipole.benchmarks.suite_results import Gathered, SuiteResults, gather
 from dipole.benchmarks.sweep.summary import SearchSummary, read_summaries
 from dipole.core.record import RunRecord, now
 from dipole.core.utils.errors import ConfigError, RecordError
@@ -58,10 +58,13 @@ def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None
     return report
 
 
-def make_report(runs: Path | Sequence[Path]) -> Report:
-    """Return the report of one or several folders of runs and results files: suites, other runs and problems."""
+def make_report(runs: Path | Sequence[Path], gathered: Gathered | None = None) -> Report:
+    """Return the report of one or several folders of runs and results files: suites, other runs and problems.
+
+    `gathered` is what `gather` found there, if it was read before.
+    """
     places = [runs] if isinstance(runs, Path) else list(runs)
-    gathered = gather(places)
+    gathered = gathered or gather(places)
     collection, beside = gathered.collection, gathered.beside
     problems = [*collection.problems, *gathered.problems]
     suites = sorted(gathered.suites, key=overview.by_paper)

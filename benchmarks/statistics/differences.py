@@ -231,14 +231,12 @@ def difference(base: Mapping[int, float], other: Mapping[int, float]) -> PairedT
     pairs, fewest = paired(base, other), min(len(base), len(other))
     if fewest < NEEDED or (not isnan(pairs.p_t) and pairs_are_better(pairs.n, len(other), len(base))):
         return pairs
-    x, y = as_sample(list(other.values())), as_sample(list(base.values()))
-    found = of_summaries(summarize(x.tolist()), summarize(y.tolist()))
-    every = np.concatenate([x, y])
+    found = of_summaries(summarize(list(other.values())), summarize(list(base.values())))
+    every, larger = np.array([*other.values(), *base.values()]), max(len(other), len(base))
     levels = _levels(every, NOISE * float(np.abs(every).max()))
     from scipy import stats  # late: it takes a second
 
-    p_ranks = float(stats.mannwhitneyu(levels[: len(x)], levels[len(x) :]).pvalue)
-    larger = max(len(x), len(y))
+    p_ranks = float(stats.mannwhitneyu(levels[: len(other)], levels[len(other) :]).pvalue)
     spread = found.error / sqrt(1 / fewest + 1 / larger)
     return PairedTest(fewest, found.value, *found.interval(), found.p, p_ranks, nan, "Welch", spread, larger)
 

@@ -68,7 +68,7 @@ def terms(objective: str) -> set[str]:
 @cache
 def report() -> Report:
     """Return the report of all committed results."""
-    return make_report(SHIPPED)
+    return make_report(SHIPPED, gathered())
 
 
 @cache
