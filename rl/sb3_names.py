@@ -151,8 +151,7 @@ def _translated(entry: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any
             if value not in _FITTING[key]:
                 raise ConfigError(f"{key} must be {_FITTING[key][0]!r} for an agent from pixels, got {value!r}.")
         elif key in _TRAIN:
-            number = _number(key, value)
-            train[_TRAIN[key]] = number if key == "learning_rate" else int(number)
+            train[_TRAIN[key]] = _number(key, value)
         elif key in _AGENT:
             is_whole = isinstance(value, float) and value.is_integer()
             given[key] = int(value) if is_whole else value
@@ -174,18 +173,23 @@ def _number(key: str, value: Any) -> float:
             "learning_rate takes a function of the remaining progress."
         )
     try:
-        return float(value)
+        number = float(value)
     except (TypeError, ValueError):
         raise ConfigError(f"{key} must be a number, got {value!r}.") from None
+    if key == "learning_rate":
+        return number
+    if not number.is_integer():
+        raise ConfigError(f"{key} must be a whole number, got {value!r}.")
+    return int(number)
 
 
 def _policy_kwargs(text: str) -> dict[str, Any]:
     """Return the keywords in `dict(net_arch=[256, 256], activation_fn=nn.ReLU)`. Nothing in it is run."""
     try:
-        call = ast.parse(text, mode="eval").body
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id != "dict":
+        found = _literal(ast.parse(text, mode="eval").body)
+        if not isinstance(found, dict):
             raise ValueError("no dict(...)")
-        return {str(each.arg): _literal(each.value) for each in call.keywords}
+        return found
     except (SyntaxError, ValueError) as error:
         raise ConfigError(f"policy_kwargs = {text!r} cannot be read: {error}.") from error
 

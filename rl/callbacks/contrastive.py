@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, EventCallback
 from stable_baselines3.common.preprocessing import preprocess_obs
-from stable_baselines3.common.utils import obs_as_tensor
+from stable_baselines3.common.utils import obs_as_tensor, update_learning_rate
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
@@ -316,6 +316,7 @@ class ContrastiveCallback(BaseCallback):
         gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = largest(gradients).amax()
         self._require_finite(outcome, norm, pairs)
+        update_learning_rate(self.optimizer, self.learning_rate)  # a loaded state brings its own
         self.optimizer.step()
         # Adam counts the steps. Its state is saved with the agent.
         done = max(int(each["step"]) for each in self.optimizer.state.values())

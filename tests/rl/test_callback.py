@@ -453,5 +453,8 @@ def test_two_callbacks_of_an_agent_are_saved_one_by_one(tmp_path):
         for name in ("contrast", "keys", "optimizer"):
             torch.testing.assert_close(getattr(two, name).state_dict(), getattr(one, name).state_dict())
     # One after the other they are one callback.
-    agent.learn(16, callback=learners()[0], reset_num_timesteps=False)
-    assert int(agent.contrastive.state()["optimizer"]["state"][0]["step"]) == 3
+    last = learners()[0]
+    last.learning_rate = 1e-5  # not that of the state
+    agent.learn(16, callback=last, reset_num_timesteps=False)
+    found = agent.contrastive.state()["optimizer"]
+    assert (int(found["state"][0]["step"]), found["param_groups"][0]["lr"]) == (3, 1e-5)

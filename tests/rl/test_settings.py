@@ -316,6 +316,8 @@ def test_entry_of_a_file_sets_what_the_recipe_leaves_out(tmp_path):
     ("walker-walk: {tau: 0.1}", "dot", r"no entry 'dot' and no 'default'\. Entries: walker-walk"),
     (FILE, "odd", r"env_wrapper has no meaning here\. Use the environment's own settings"),
     (FILE, "code", r"policy_kwargs = .* cannot be read"),
+    ("dot: {policy_kwargs: 'dict([(\"n_critics\", 3)])'}", "dot", r"policy_kwargs = .* cannot be read"),
+    ("dot: {batch_size: 64.5}", "dot", "batch_size must be a whole number, got 64.5"),
 ])  # fmt: skip
 def test_unreadable_files_raise_errors(tmp_path, text, task, said):
     if text is not None:
