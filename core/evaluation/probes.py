@@ -427,7 +427,7 @@ def kmeans_accuracy(
         raise DataError(f"k-means accuracy needs two classes or more; every label is {int(classes[0])}")
     if normalize:
         x = F.normalize(moderate_rows(x).float(), dim=1)
-    x = moderate(x, size(x)).float()
+    x = moderate(x, size(x))
     assignment = kmeans(x, clusters or len(classes), inits, steps, seed)
     return ProbeResult(matched_accuracy(assignment, y), classes=classes.cpu())
 

@@ -91,7 +91,7 @@ def single(data: ProbeData) -> ProbeData:
 def standardized(data: ProbeData) -> ProbeData:
     """Scale each feature to zero mean and unit variance of the training part. Constant features become 0."""
     largest = size(data.train_x)
-    data = single(replace(data, train_x=moderate(data.train_x, largest), test_x=moderate(data.test_x, largest)))
-    mean, std = data.train_x.mean(0), data.train_x.std(0, correction=0)
+    a, b = moderate(data.train_x, largest), moderate(data.test_x, largest)
+    mean, std = a.mean(0), a.std(0, correction=0)
     scale = torch.where(std > 1e-6 * std.max().clamp_min(1e-30), 1 / std, 0)
-    return replace(data, train_x=(data.train_x - mean) * scale, test_x=(data.test_x - mean) * scale)
+    return replace(data, train_x=(a - mean) * scale, test_x=(b - mean) * scale)

@@ -34,6 +34,9 @@ def blobs(n=300, d=6, classes=4, spread=1.0, seed=0):
 def test_convex_probe_is_the_optimum_that_scikit_learn_finds(n, d):
     x, y = blobs(n, d, spread=3.0)
     weight, bias, converged = probes.fit_softmax(x, y, 4)
+    there = x.double() + 1e8  # too far away for single precision
+    assert probes.linear_probe(x, y, x, y).accuracy == probes.linear_probe(there, y, there, y).accuracy
+    assert probes.kmeans_accuracy(x, y).accuracy == probes.kmeans_accuracy(there, y).accuracy
     reference = LogisticRegression(C=1.0, tol=1e-10, max_iter=10_000).fit(x.double().numpy(), y.numpy())
     assert converged
     np.testing.assert_allclose(weight.numpy(), reference.coef_, atol=2e-4)

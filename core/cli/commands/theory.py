@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from dipole.core.cli import Runner
-from dipole.core.cli.output import stdout_to_stderr, write
+from dipole.core.cli.output import say, stdout_to_stderr, write
 from dipole.core.cli.parser import add_runs, to_path
 from dipole.core.evaluation.theory.choices import LOSSES, Choices
 from dipole.core.evaluation.theory.theorems import THEOREMS
@@ -118,6 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
     losses = tuple(loss for loss in LOSSES if arguments.loss in (loss, "both"))
     given = {name: getattr(arguments, name) for names in GROUPS.values() for name in names}
     choices = Choices(losses, confidence=1 - arguments.delta, **given)
+    say(f"evaluating the theorems on {folder.path}. This can take a minute.", sys.stderr)
     with stdout_to_stderr(arguments.json):
         report = theory_of_run(
             folder,
