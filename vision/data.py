@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -17,11 +17,13 @@ from dipole.core.train.shipped import shipped
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.text import counted
+from dipole.vision.image_ops import centre
 from dipole.vision.image_set import ImageSet, renumbered
 from dipole.vision.sources import described, known, open_source, seen
 from dipole.vision.sources.base import HELD_OUT, SHARDS, TRAINING, Decoding, Known, Source, first_split, split_names
 
 IMBALANCE_BINS = 10
+READ_AT_ONCE = 1000  # images that are resized together
 
 
 class DataConfig(Settings):
@@ -151,10 +153,10 @@ def load(config: DataConfig, seed: Seeds, validation: float = 0.0) -> Parts:
     test = None
     if not validation and config.test is not None:
         other = open_source(config.test, config.decoding(streamed=False), wanted)
-        test = other.read(_test_split(config, other) or _only_split(other) or config.test_split)
+        test = _read(other, _test_split(config, other) or _only_split(other) or config.test_split, config.size)
     elif not validation and split is not None:
-        test = source.read(split)
-    train = source.read(config.train_split)
+        test = _read(source, split, config.size)
+    train = _read(source, config.train_split, config.size)
     if test is None and config.test is None and split is None:
         train, test = _cut(train, config.train_share, seed.torch("data", "split"))
     if validation:
@@ -174,10 +176,10 @@ def load(config: DataConfig, seed: Seeds, validation: float = 0.0) -> Parts:
     pretrain = train
     if config.pretrain is not None:
         other = open_source(config.pretrain, config.decoding(streamed=True), read_classes(config.pretrain_classes))
-        pretrain = other.read(config.pretrain_split or _only_split(other) or config.train_split)
+        pretrain = _read(other, config.pretrain_split or _only_split(other) or config.train_split, config.size)
         check_same_shape(("images for pretraining", pretrain), ("images of the probe", train))
     elif config.pretrain_split is not None and not (validation and config.pretrain_split == config.train_split):
-        pretrain = source.read(config.pretrain_split)
+        pretrain = _read(source, config.pretrain_split, config.size)
     if config.labelled_per_class is not None:
         train = few_of_each(train, config.labelled_per_class, seed.torch("data", "labelled"))
     if config.only_labelled:
@@ -221,13 +223,25 @@ def expected(config: DataConfig, seed: Seeds, side: int | None = None, looks: bo
     return images
 
 
+def _read(source: Source, split: str, size: int | None) -> ImageSet:
+    """Read the images of a split. Arrays become centred squares of `size`, as decoded files are already."""
+    images = source.read(split)
+    if size is None or images.images.shape[2:] == (size, size):
+        return images
+    parts = [(255 * centre(part, size)).round().byte() for part in images.images.split(READ_AT_ONCE)]
+    return replace(images, images=torch.cat(parts))
+
+
 def check_same_shape(one: tuple[str, ImageSet], other: tuple[str, ImageSet]) -> None:
     """Raise DataError if two named sets have images of different shapes."""
     (name, images), (other_name, other_images) = one, other
     if images.images.shape[1:] != other_images.images.shape[1:]:
+        fix = "Set vision.data.size to bring both to one"
+        if images.channels != other_images.channels:
+            fix = "Give both the same channels"
         raise DataError(
             f"the {name} have shape {tuple(images.images.shape[1:])}, the {other_name} "
-            f"{tuple(other_images.images.shape[1:])}. Set vision.data.size to bring both to one."
+            f"{tuple(other_images.images.shape[1:])}. {fix}."
         )
 
 

@@ -119,7 +119,7 @@ class FrameworkEvaluation:
         found = {f"{name}/{key}": value for name, numbers in directions.items() for key, value in numbers.items()}
         test = self.parts.test
         if self.config.caption is not None and test.labels is not None and test.class_names:
-            prompts = [self.config.caption.prompt.format(name) for name in test.class_names]
+            prompts = [self.config.caption.prompt.replace("{}", name) for name in test.class_names]
             captions = self._embed_captions(module, objective, prompts)
             found["zero_shot/accuracy"] = zero_shot(self.extract(module, read, test.images), captions, test.labels)
         return found
@@ -215,6 +215,9 @@ def _distinct(numbers: Tensor) -> tuple[int, Tensor, Tensor]:
 
 
 def zero_shot(images: Tensor, captions: Tensor, labels: Tensor) -> float:
-    """Return the share of images (n, d) nearest to the caption (C, d) of their class by cosine, with labels (n,)."""
-    nearest = (_unit(images) @ _unit(captions).T).argmax(1)
-    return float((nearest == labels.to(nearest.device)).double().mean())
+    """Return the share of images (n, d) that are nearest, by cosine, to the caption (C, d) of their class.
+
+    labels: (n,), -1 where missing: such images do not count.
+    """
+    nearest = (_unit(images) @ _unit(captions).T).argmax(1).cpu()
+    return float((nearest == labels.cpu())[labels.cpu() >= 0].double().mean())

@@ -99,7 +99,10 @@ def draw_query(
         axis.axis("off")
         if place < len(strip):
             image, text = strip[place]
-            picture = image.detach().cpu().clamp(0, 1).permute(1, 2, 0).squeeze(2)
+            shown = slice(3)
+            if len(image) < 3:
+                shown = slice(1)
+            picture = image[shown].detach().cpu().clamp(0, 1).permute(1, 2, 0).squeeze(2)
             axis.imshow(picture.numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             axis.set_title(text, fontsize=7)
     axis = below.subplots()

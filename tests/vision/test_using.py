@@ -296,6 +296,7 @@ def test_images_of_any_channels_train_and_embed(tmp_path, channels):
     adapter.embed(batch)
     adapter.module.eval()
     adapter.export("transformers", tmp_path, Record())
+    adapter.draw(tmp_path / "query.png", None, "now")
     embedder = open_folder(tmp_path, CPU, None)
     rows = [image for _, image in embedder.read(path).rows]
     assert torch.equal(rows[7], torch.from_numpy(pixels[7]).permute(2, 0, 1))

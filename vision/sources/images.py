@@ -112,10 +112,13 @@ def stay_encoded(
         if first is None:
             raise DataError(f"none of {counted(len(items), 'image file')} can be decoded.")
         if first.shape[0] != first.shape[1]:
+            fix = "Set it"
+            if stream is None and options.memory:
+                fix = "Set it, or raise vision.data.memory to hold all as they are"
             raise DataError(
                 f"{name}: images that are decoded batch by batch need vision.data.size, the side of the squares that "
                 f"probes see (random crops are cut from the whole image); {items[0]} has {first.shape[1]} x "
-                f"{first.shape[0]} pixels. To hold all in memory as they are, raise vision.data.memory."
+                f"{first.shape[0]} pixels. {fix}."
             )
         size = first.shape[0]
     encoded = Encoded(items, read, torch.arange(len(items)), size, options.on_corrupt, stream=stream)
