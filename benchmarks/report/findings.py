@@ -151,7 +151,7 @@ def _against_base(results: SuiteResults) -> list[str]:
             return []
         if max(seeds) > 1:
             return ["All seeds of a row gave the same, which allows no test."]
-        return ["One seed each allows no test. Two seeds would give intervals."]
+        return ["One seed of a row allows no test. Two seeds would give intervals."]
     bases = list(dict.fromkeys(c.base for c in among))
     base, own_base, several = bases[0], bases[0], len(bases) > 1
     if several:

@@ -48,9 +48,9 @@ def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None
     if figures is not None:
         texts |= _figures(report, figures)
     if report.facts["runs"] == "0" and (there := next((path for path in texts if path.is_file()), None)):
-        raise ConfigError(
-            f"there is no run to report, so {there} was not replaced. Name a folder of runs, or another -o."
-        )
+        unread = [row[1].text for table in report.tables if table.name == "problems" for row in table.rows]
+        said = ": ".join([f"there is no run to report, so {there} was not replaced", *unread[:1]]).rstrip(".")
+        raise ConfigError(f"{said}. Name a folder of runs, or another -o.")
     for path, text in texts.items():
         option = "--figures" if figures is not None and figures in path.parents else "-o"
         with disk_refusing(f"cannot write the report {path}", RecordError, option):

@@ -194,6 +194,9 @@ def test_an_empty_folder_gives_a_report_that_says_so_and_replaces_none(output, t
     page.write_text("of yesterday")
     with pytest.raises(ConfigError, match=r"there is no run to report, so .*report\.html was not replaced"):
         write_report(tmp_path / "runs", tmp_path / output)
+    (tmp_path / "runs" / "odd.jsonl").write_text("[]")
+    with pytest.raises(ConfigError, match=r"was not replaced: .*odd\.jsonl, line 1, is no line of a results file"):
+        write_report(tmp_path / "runs", tmp_path / output)
     assert page.read_text() == "of yesterday"
     assert [path for path in tmp_path.iterdir() if path.is_file()] == [page]
 
