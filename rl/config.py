@@ -52,7 +52,7 @@ class RLConfig(AgentTable):
     def _from_file(cls, given: Any) -> Any:
         if not isinstance(given, Mapping) or not isinstance(given.get("hyperparameters"), str):
             return given
-        return _of_file(given)[0] | dict(given)
+        return read_zoo(given["hyperparameters"], str(given.get("task", "dot")))[0] | dict(given)
 
     @field_validator("task")
     @classmethod
@@ -104,14 +104,9 @@ class RLConfig(AgentTable):
         found = {"batch_size": preset.batch_size, "learning_rate": rate}
         if values.get("hyperparameters"):
             with suppress(ConfigError):  # the table's own check says what is wrong
-                found |= _of_file(values)[1]
+                found |= read_zoo(str(values["hyperparameters"]), str(values.get("task", "dot")))[1]
         return found
 
 
 # Of tasks that want another rate than their preset's (Laskin et al. 2020, table 3).
 _RATES = {(preset, "cheetah-run"): 2e-4 for preset in ("curl", "paper")}
-
-
-def _of_file(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read the file of hyper-parameters: settings of the agent, and of [train]."""
-    return read_zoo(str(given["hyperparameters"]), str(given.get("task", "dot")))

@@ -56,12 +56,6 @@ def describe(agent: Any) -> dict[str, Any]:
     }
 
 
-def add_to(path: Path, agent: Any) -> None:
-    """Put the description into a zip that SB3 wrote."""
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr(FILE, json.dumps(describe(agent), indent=1))
-
-
 def read(path: Any) -> dict[str, Any]:
     """Read the description in a zip. Raise CheckpointError if the file is missing, damaged, or holds none.
 

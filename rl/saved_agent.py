@@ -1,7 +1,9 @@
 """Settings of agents as attributes, and their files: SB3's zip, written atomically, with a description in JSON."""
 
+import json
 import pathlib
 import tempfile
+import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -114,7 +116,12 @@ class SavedAgent(OffPolicyAlgorithm):
         SB3 runs code in the file. `resume` and `dipole play` do not.
 
         Args:
-            path, env, device, custom_objects, print_system_info, force_reset: as in SB3.
+            path: as in SB3.
+            env: as in SB3.
+            device: as in SB3.
+            custom_objects: as in SB3.
+            print_system_info: as in SB3.
+            force_reset: as in SB3.
             objective: for terms that are not registered: modules of the same classes, which get the saved weights.
             changes: settings that weights and optimizers do not depend on (tau, learning_rate, ...), augmentation,
                 storage, and SB3's own keywords.
@@ -153,7 +160,8 @@ class SavedAgent(OffPolicyAlgorithm):
             return
         with _written(path, ".zip") as temporary:
             super().save(temporary, exclude, include)
-            description.add_to(temporary, self)
+            with zipfile.ZipFile(temporary, "a") as archive:
+                archive.writestr(description.FILE, json.dumps(description.describe(self), indent=1))
 
     def save_replay_buffer(self, path: Any) -> None:
         if not isinstance(path, (str, pathlib.Path)):

@@ -65,20 +65,17 @@ def without_sb3_names(given: Mapping[str, Any]) -> dict[str, Any]:
     found += [(name, value, said) for name, value in policy_settings(given.get("policy_kwargs") or {}).items()]
     ent_coef = rest.get("ent_coef")
     if isinstance(ent_coef, str) and ent_coef.startswith("auto_"):
-        found.append(("initial_temperature", initial_temperature(rest.pop("ent_coef")), f"ent_coef={ent_coef!r}"))
+        try:
+            start = float(rest.pop("ent_coef").removeprefix("auto_"))
+        except ValueError:
+            said = f"ent_coef must be 'auto', 'auto_<number>' or a number >= 0, got {ent_coef!r}."
+            raise ConfigError(said) from None
+        found.append(("initial_temperature", start, f"ent_coef={ent_coef!r}"))
     for name, value, said in found:
         if name in rest:
             raise ConfigError(f"{name} and {said} are the same setting: give one of them.")
         rest[name] = value
     return rest
-
-
-def initial_temperature(ent_coef: str) -> float:
-    """Return 0.2 of SB3's "auto_0.2"."""
-    try:
-        return float(ent_coef.removeprefix("auto_"))
-    except ValueError:
-        raise ConfigError(f"ent_coef must be 'auto', 'auto_<number>' or a number >= 0, got {ent_coef!r}.") from None
 
 
 def policy_settings(given: Any) -> dict[str, Any]:

@@ -149,7 +149,10 @@ def check(folder: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = read_json(folder / "manifest.json")
         known, sizes = manifest["format"], dict(manifest["bytes"])
-        parts = replay_sizes(manifest["replay"]) if known == _FORMAT else {}
+        if known == _FORMAT:
+            sizes |= {str(each["file"]): int(each["bytes"]) for each in manifest["replay"]}
+            if not all(name in _PARTS or _REPLAY.fullmatch(name) for name in sizes):
+                raise ValueError(f"it names other files than those of a checkpoint: {', '.join(sizes)}")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         newest = "".join(f" The newest one in it is {each}." for each in checkpoints(folder)[-1:])
         raise CheckpointError(
@@ -160,7 +163,7 @@ def check(folder: Path) -> dict[str, Any]:
             f"the checkpoint {folder} was written by another version of dipole (format {known}, this one reads "
             f"{_FORMAT}). Finish the run with that version, or begin again (dipole train --resume never)."
         )
-    for name, size in [(name, sizes.get(name)) for name in _PARTS] + list(parts.items()):
+    for name, size in (dict.fromkeys(_PARTS) | sizes).items():
         found = (folder / name).stat().st_size if (folder / name).is_file() else 0
         if found != size:
             raise CheckpointError(
@@ -218,15 +221,6 @@ def read_replay(folder: Path, buffer: FrameReplayBuffer, told: list[Segment]) ->
         with np.load(folder / each["file"], allow_pickle=False) as arrays:
             buffer._load_part(arrays, each["steps"], each["planes"])
     buffer.files = folder, told
-
-
-def replay_sizes(told: Any) -> dict[str, int]:
-    """Return names and bytes of the files in a manifest. Raise ValueError for a wrong name."""
-    found = {str(each["file"]): int(each["bytes"]) for each in told}
-    for name in found:
-        if not _REPLAY.fullmatch(name):
-            raise ValueError(f"{name!r} is no part of a replay")
-    return found
 
 
 def named(folder: Path, name: Any) -> Path:

@@ -18,8 +18,9 @@ import dipole
 from dipole import Objective
 from dipole.core.utils.errors import ConfigError, DipoleError, TrainingError
 from dipole.core.utils.modes import in_mode
-from dipole.rl import ContrastiveCallback, DotEnv, make_env
+from dipole.rl import ContrastiveCallback, ContrastiveDrQ, DotEnv, FrameReplayBuffer, make_env
 from dipole.rl.callbacks.contrastive import distinct, equal
+from tests.rl.conftest import tiny
 from tests.runs import refused
 
 NET = {"net_arch": [8]}
@@ -110,6 +111,8 @@ FLOATS = {**NET, "normalize_images": False, "features_extractor_kwargs": {"norma
     lambda: made(SAC, both(), "MultiInputPolicy"),
     lambda: made(PPO, both(), "MultiInputPolicy"),
     lambda: made(SAC, floating(), policy_kwargs=FLOATS),
+    lambda: sac(replay_buffer_class=FrameReplayBuffer),
+    lambda: tiny(DotEnv(size=36), ContrastiveDrQ),
 ])  # fmt: skip
 def test_images_in_a_dictionary_and_images_of_floats_are_augmented(make):
     agent, callback, shapes = make(), ContrastiveCallback("infonce", batch_size=8), []

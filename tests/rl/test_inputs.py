@@ -1,6 +1,7 @@
 """Agents that see vectors, alone or beside an image: networks, replay, checkpoints, exports, recipes, errors."""
 
 import copy
+import dataclasses
 from functools import partial
 
 import gymnasium
@@ -21,8 +22,8 @@ from dipole.rl.algorithms import open_agent
 from dipole.rl.envs.running.validate import stack
 from dipole.rl.episodes.play import evaluate
 from dipole.rl.export import save_plain
-from dipole.rl.sampling import FrameBatch
 from tests.rl.conftest import assert_resumes, same
+from tests.rl.test_parity import batches
 
 SMALL = {"hidden": (16,), "batch_size": 8, "learning_starts": 10, "buffer_size": 300, "seed": 0, "device": "cpu"}
 SEEING = {"image_size": 24, "filters": 4, "layers": 2, **SMALL}
@@ -97,19 +98,12 @@ def test_without_vectors_in_the_values_the_two_agents_are_one():
                 own[name][:, width + 4 :] = value[:, width:]
             else:
                 own[name].copy_(value)
-    rng = np.random.default_rng(0)
-    for seed in range(2):
-        images = [torch.from_numpy(rng.integers(0, 256, (8, 9, 24, 24), dtype=np.uint8)) for _ in range(3)]
-        batch = {
-            "observations": images[0], "next_observations": images[1], "positives": images[2][:, None],
-            "actions": torch.rand(8, 2), "rewards": torch.rand(8, 1), "dones": torch.zeros(8, 1),
-            "stacks": np.arange(8)[:, None],
-        }  # fmt: skip
-        zeros = torch.zeros(8, 4)
+    zeros = torch.zeros(8, 4)
+    for seed, batch in enumerate(batches(2, 8)):
         torch.manual_seed(seed)
-        plain.update(FrameBatch(**batch))
+        plain.update(batch)
         torch.manual_seed(seed)
-        both.update(FrameBatch(**batch, states=zeros, next_states=zeros))
+        both.update(dataclasses.replace(batch, states=zeros, next_states=zeros))
     for name, value in plain.policy.state_dict().items():
         mine = own[name]
         if mine.shape != value.shape:

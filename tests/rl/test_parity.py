@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dipole.rl import ContrastiveCallback, ContrastiveDrQ, EvaluationCallback, make_env
+from dipole.rl import ContrastiveDrQ, make_env
 from dipole.rl.augmentation import shift, shift_bilinear
 from dipole.rl.sampling import FrameBatch
 from dipole.rl.settings import CURL_OBJECTIVE
@@ -307,10 +307,3 @@ def test_actions_have_the_noise_of_the_schedule(tiny_agent):
         spread = np.quantile(drawn - mean, 0.6, axis=0) - np.quantile(drawn - mean, 0.4, axis=0)
         assert spread == pytest.approx(2 * 0.25335 * sigma, rel=0.2)
         assert inside.mean() > 0.9 if step else True
-
-
-def test_callbacks_accept_drq(tiny_agent, tmp_path):
-    agent = tiny_agent(kind=ContrastiveDrQ, image_size=None)
-    watching = EvaluationCallback(make_env("dot"), every=30, episodes=1, folder=tmp_path)
-    agent.learn(60, callback=[watching, ContrastiveCallback("infonce", batch_size=8)])
-    assert [each.environment_steps for each in watching.history] == [0, 30, 60]

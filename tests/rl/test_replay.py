@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from stable_baselines3 import SAC
 
 from dipole.core.utils.errors import ConfigError, TrainingError
-from dipole.rl import frames, make_env, replay
+from dipole.rl import frames, replay
 from dipole.rl.augmentation import Centre, Crop, Custom, Shift, resolve, shift
 from dipole.rl.replay import FrameReplayBuffer
 from tests.runs import refused
@@ -194,15 +193,6 @@ def test_replay_on_disk_leaves_no_file_and_needs_free_space(tmp_path, monkeypatc
 def test_wrong_settings_of_replay_are_named(given, said):
     with pytest.raises(ConfigError, match=said):
         FrameReplayBuffer(**{"buffer_size": 10, "observation_space": space(), "action_space": ACTION, **given})
-
-
-def test_stock_sac_learns_from_this_buffer():
-    agent = SAC(
-        "CnnPolicy", make_env("dot", size=36), replay_buffer_class=FrameReplayBuffer, buffer_size=100,
-        learning_starts=5, batch_size=4, device="cpu", policy_kwargs={"net_arch": [8]},
-    )  # fmt: skip
-    agent.learn(8)
-    assert len(agent.replay_buffer) == 8
 
 
 LAYOUTS = ["newest last", "9 grey", "stride 2", "stride 4", "newest first", "colours apart", "no overlap"]

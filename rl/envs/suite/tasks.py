@@ -41,11 +41,11 @@ def split(task: str) -> tuple[str, str]:
     """Split "cheetah-run" (or "cheetah/run", "ball-in-cup-catch") into dm_control's domain and task name."""
     known = names()
     key = str(task).replace("/", "-").replace("-", "_").lower()
-    for name in known:
-        if name.replace("-", "_").lower() == key:
-            domain, _, rest = name.partition("-")
-            return domain, rest
-    raise ConfigError(f"unknown task {task!r}.{nearest(str(task), known)} Allowed: {', '.join(known)}.")
+    found = {name.replace("-", "_").lower(): name for name in known}.get(key)
+    if found is None:
+        raise ConfigError(f"unknown task {task!r}.{nearest(str(task), known)} Allowed: {', '.join(known)}.")
+    domain, _, rest = found.partition("-")
+    return domain, rest
 
 
 def names() -> list[str]:
