@@ -105,9 +105,9 @@ def _published(name: str) -> Iterator[tuple[str, str, str]]:
     for table in published.tables().values():
         if table.paper == name:
             yield table.id, table.paper_table, table.caption
-    for figure in published.figures().values():
-        if figure.paper == name:
-            yield figure.id, "Figure " + figure.id.rpartition("figure")[2], figure.plotted
+    for figure, (paper, plotted) in published.figures().items():
+        if paper == name:
+            yield figure, "Figure " + figure.rpartition("figure")[2], plotted
 
 
 @cache

@@ -103,15 +103,6 @@ class PrintedTable:
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A figure: what is plotted, in words."""
-
-    id: str
-    paper: str
-    plotted: str
-
-
-@dataclass(frozen=True)
 class Claim:
     """A statement of a paper.
 
@@ -152,10 +143,9 @@ def tables() -> Mapping[str, PrintedTable]:
 
 
 @cache
-def figures() -> Mapping[str, Figure]:
-    """Return every figure by its id."""
-    found = [Figure(raw["id"], name, raw["plotted"]) for name, read in _papers().items() for raw in read["figures"]]
-    return {figure.id: figure for figure in found}
+def figures() -> Mapping[str, tuple[str, str]]:
+    """Return the paper of every figure, and what it plots in words, by its id."""
+    return {raw["id"]: (name, raw["plotted"]) for name, read in _papers().items() for raw in read["figures"]}
 
 
 def claims() -> tuple[Claim, ...]:

@@ -257,7 +257,7 @@ def test_the_page_of_the_papers_is_what_the_suites_say_with_a_row_for_everything
         names = [row.name for row in page.lines_of(paper)]
         assert len(set(names)) == len(names), paper
         printed = [table.paper_table for table in published.tables().values() if table.paper == paper]
-        drawn = [each.id.rpartition("figure")[2] for each in published.figures().values() if each.paper == paper]
+        drawn = [id_.rpartition("figure")[2] for id_, (of, _) in published.figures().items() if of == paper]
         printed += [f"Figure {number}" for number in drawn]
         assert [label for label in printed if not any(name.startswith(label) for name in names)] == [], paper
     rows = ("Lemma 4.3", "Theorem 6.1", "Proposition 6.2", "Eq. 5", "Theorem 4 ", "Property 1", "Lemma 3 ", "Table 18")
