@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from dipole.core.evaluation.probes import ProbeResult, Solver, linear_probe, mean_classifier
+from dipole.core.evaluation.probes import Solver, linear_probe, mean_classifier
 from dipole.core.utils.errors import OptionError, nearest
 
 Classifier = Literal["trained", "mean", "few"]
@@ -50,11 +50,7 @@ def class_tasks(
             result = mean_classifier(*data, labels_per_class=labels_per_class, draws=draws, seed=seed)
         else:
             result = mean_classifier(*data)
-        found |= {f"{name}/{task}": value for task, value in _accuracies(result).items()}
+        classes = len(result.classes)
+        found |= {f"{name}/avg-{k}": result.average(k) for k in WAYS if k <= classes}
+        found |= {f"{name}/top-{r}": result.top(r) for r in RANKS if r < classes}
     return found
-
-
-def _accuracies(result: ProbeResult) -> dict[str, float]:
-    classes = len(result.classes)
-    averages = {f"avg-{k}": result.average(k) for k in WAYS if k <= classes}
-    return averages | {f"top-{r}": result.top(r) for r in RANKS if r < classes}

@@ -38,7 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
     folders = list(dict.fromkeys(_folder(name, arguments.runs, arguments.force) for name in arguments.run))
     if not arguments.yes:
         for path in folders:
-            write(f"{path}  {size(_bytes(path))}", sys.stderr)
+            weight = sum(each.lstat().st_size for each in path.rglob("*") if each.is_file())
+            write(f"{path}  {size(weight)}", sys.stderr)
         confirm(f"Remove {counted(len(folders), 'run')}?", "to remove them", "nothing was removed")
     removed: list[str] = []
     failed: dict[str, str] = {}
@@ -73,30 +74,25 @@ def _folder(name: str, runs: Path, force: bool) -> Path:
 
 def _check_idle(path: Path, force: bool) -> None:
     """Refuse a run that is training. Tell the user if its process was killed, as its record still says running."""
-    owner, locked = "", False
+    from dipole.core.record import read_record
+
+    owner, locked, running = "", False, False
     with suppress(ReceivedError):
         owner = read_text(path / OWNER)
     told = {"pid": "unknown", "host": "an unknown host"} | read_owner(owner)
     with suppress(OSError):
         locked = is_locked(path / ".lock")
+    with suppress(RecordError):
+        running = read_record(path / "record.json").status == "running"
     if locked or lives_here(owner):
         raise ConfigError(f"{path} is being trained by process {told['pid']}. End that first.")
     if is_gone(owner):  # an orderly end removes the file
         write(f"{path} was being trained when its process was killed.", sys.stderr)
-    elif _says_running(path) and not force:
+    elif running and not force:
         raise ConfigError(
             f"{path} is running according to its record, and process {told['pid']} of {told['host']} cannot "
             "be checked from here. Add --force if that process has ended."
         )
-
-
-def _says_running(path: Path) -> bool:
-    from dipole.core.record import read_record
-
-    try:
-        return read_record(path / "record.json").status == "running"
-    except RecordError:
-        return False
 
 
 def _remove(path: Path) -> str:
@@ -115,7 +111,3 @@ def _remove(path: Path) -> str:
             f"{away}, which commands ignore. Remove that folder later."
         )
     return ""
-
-
-def _bytes(path: Path) -> int:
-    return sum(each.lstat().st_size for each in path.rglob("*") if each.is_file())
