@@ -105,7 +105,8 @@ def _tokenized(folder: Path, read: Any) -> tuple[Any, Any]:
     prompt = tokenizer.init_kwargs.get(PROMPT, "")
     if prompt:
         _leave_prompt_out(tokenizer.backend_tokenizer, prompt)  # a normalizer adds none to an empty sentence
-    empty = tokenizer(".")["input_ids"] or [0]  # a sentence without a token is read as a full stop
+    # A sentence without a token is read as a full stop, as in `Tokens`. Metaspace would put a blank before it.
+    empty = [tokenizer.get_vocab().get(".", tokenizer.unk_token_id or 0)]
 
     def encode(sentences: list[str]) -> torch.Tensor:
         order = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))

@@ -215,11 +215,13 @@ DECODERS_TEXTS = ["the cat", "a mat and rain in the home", "rain " * 60, *(f"rai
 
 
 def model_of(folder, name, pooling, pad=None):
-    """A small model with random weights, and a byte-level tokenizer that adds no tokens."""
+    """A small model with random weights, and a tokenizer that adds no tokens: of bytes, or Metaspace for LongT5."""
     torch.manual_seed(0)
     AutoModel.from_config(CONFIGS[name]).save_pretrained(folder)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if name == "longt5":
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     options = {"special_tokens": ["<|end|>", "<|hole|>"], "initial_alphabet": alphabet, "show_progress": False}
     trainer = trainers.BpeTrainer(vocab_size=290, **options)
