@@ -163,8 +163,7 @@ def test_a_batch_that_teaches_nothing_is_said_once(folder, labels, reason):
     loss = dipole.text.ContrastiveLoss(model, "infonce")
     with pytest.warns(UserWarning, match=f"infonce is 0: no anchor has {reason}.*GROUP_BY_LABEL"):
         assert loss(features(model, 1), labels) == 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         loss(features(model, 1), labels)
 
 

@@ -318,8 +318,7 @@ def test_an_encoder_tells_new_sentences_apart(tmp_path, script):
     blank = "" if script in UNSPACED[:2] else " "
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("\n\n".join(blank.join(SENTENCES[script] * 3) for _ in range(3)), encoding="utf-8")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         adapter = adapter_of(corpus, encoder="bow")
         assert len(adapter.sentences) >= 6 * len(SENTENCES[script])
         words = word_cutter()(" ".join(SENTENCES[script]))

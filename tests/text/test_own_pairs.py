@@ -23,9 +23,9 @@ from dipole.text.evaluation import find_positives, nearest_sentences, next_sente
 from dipole.text.pair_table import read_pairs
 from tests.runs import assert_same_weights, interrupted, logged, refused, run_of
 from tests.text.made import text_adapter, write_bert, write_rows
-from tests.text.test_using import write_corpus
 
 TAU = 0.05
+BOOKS = [{"sentences": [f"the word{d} and word{d * i % 7} or word{i} ." for i in range(16)]} for d in range(6)]
 ROWS = [
     {"query": f"what is a{i} b", "pos": f"it is a{i} c", "neg": [f"no{i} d", f"nor{i} e"][: i % 3]} for i in range(40)
 ]
@@ -37,10 +37,7 @@ def table(tmp_path):
 
 
 def books(folder):
-    path = folder / "books.jsonl"
-    if not path.exists():
-        write_corpus(path)
-    return str(path)
+    return write_rows(folder / "books.jsonl", BOOKS)
 
 
 def make(tmp_path, batch_size=8, rank=0, world_size=1, **settings):
@@ -232,10 +229,9 @@ def test_partners_are_ranked_among_all_candidates():
     assert found["positive@1"] == pytest.approx((1 / 9 * 2 + 1 / 10 + 1 / 10 + 1 / 9) / 5)
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_sentences_without_finite_vectors_have_no_rank(value):
+def test_sentences_without_finite_vectors_have_no_rank():
     f = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
-    f[2, 0] = value
+    f[2, 0] = torch.nan
     none = torch.zeros(4, 0, dtype=torch.long)
     for measured in (
         lambda: find_positives(f, f, torch.arange(4), torch.arange(4, 8), none),

@@ -261,8 +261,7 @@ def test_no_duplicates_says_what_it_leaves_out(tmp_path):
     with pytest.warns(UserWarning, match=r"leaves out \d+ of 27 rows .*'the same' stands in 24 rows.*batch_size"):
         adapter = text_adapter(settings, 2, workdir=tmp_path)
     assert adapter.steps_per_epoch <= 4
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         warnings.filterwarnings("ignore", ".*tokens on average")
         text_adapter({**settings, "no_duplicates": False}, 2, workdir=tmp_path)
 
@@ -365,8 +364,7 @@ def test_what_is_no_table_of_pairs_is_named(tmp_path, capfd, name, data, message
 def test_lists_and_bytes_as_text_are_told(tmp_path, cell):
     with pytest.warns(UserWarning, match="'positive' holds a list or bytes as text"):
         read_pairs(write_rows(tmp_path / "train.jsonl", [{"anchor": "a", "positive": cell}]))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         read_pairs(write_rows(tmp_path / "test.jsonl", [{"anchor": ["a"], "positive": ["b", "c"]}]))
     with pytest.warns(UserWarning, match="every file is read, those called test too"):
         assert len(read_pairs(str(tmp_path))) == 3

@@ -110,8 +110,7 @@ def test_a_folder_in_any_order_and_lines(tmp_path):
         assert {r["id"] for r in rows(out)} <= {"one.txt", "deeper/two", "more.jsonl: 3", "more.jsonl: 4"}
     lines = (f'{n},"{" ".join(sentence(n, i) for i in range(4))}"\n' for n in range(3))
     (tmp_path / "articles.csv").write_text("n,text\n" + "".join(lines))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         assert build(tmp_path / "articles.csv", out, articles=3, sentences=4)[1] >= 3
 
 
