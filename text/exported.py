@@ -19,17 +19,15 @@ BATCH = 32  # sentences at a time, of similar length
 def open_folder(folder: Path, device: torch.device, features: str | None) -> Embedder | None:
     """Open a folder of a sentence encoder. Return None if it is none."""
     if (folder / SENTENCE_TRANSFORMERS).is_file():
-        return _embedder(*_sentence_transformer(folder, device), features)
-    if not (folder / TOKENIZER).is_file():
+        encode, tokenizer = _sentence_transformer(folder, device)
+    elif not (folder / TOKENIZER).is_file():
         return None
-    if (folder / ONNX).is_file():
-        return _embedder(*_tokenized(folder, _onnx(folder)), features)
-    if (folder / CONFIG).is_file():
-        return _embedder(*_tokenized(folder, _transformer(folder, device)), features)
-    return None
-
-
-def _embedder(encode: Any, tokenizer: Any, features: str | None) -> Embedder:
+    elif (folder / ONNX).is_file():
+        encode, tokenizer = _tokenized(folder, _onnx(folder))
+    elif (folder / CONFIG).is_file():
+        encode, tokenizer = _tokenized(folder, _transformer(folder, device))
+    else:
+        return None
     from tokenizers import Tokenizer
 
     from dipole.core.train.inference import chosen_features
