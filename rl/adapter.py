@@ -138,7 +138,7 @@ class RLAdapter(Adapter):
         first = agent.num_timesteps == 0
         while agent.environment_steps < run.total_steps:
             rest = -(-(run.total_steps - agent.environment_steps) // repeat)
-            agent.learn(rest, callback=callback, log_interval=None, reset_num_timesteps=first)  # type: ignore[arg-type]
+            agent.learn(rest, callback=callback, log_interval=None, reset_num_timesteps=first)
             first = False
         callback.report()
 

@@ -5,7 +5,7 @@ One offset per sample serves all frames of its stack, so that motion inside the 
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,15 +20,6 @@ NAMES = ("crop", "shift", "bilinear", "none")
 SHIFT = 4  # pixels, DrQ (Kostrikov et al. 2020)
 
 
-class Augmentation(Protocol):
-    """Draws one random view of each stack."""
-
-    size: Size
-
-    def draw(self, frames: Frames, env: NDArray[Any], slots: NDArray[Any], rng: np.random.Generator) -> Tensor:
-        """Return views (B, C, *size) of the stacks `slots` (B, k) of environments `env` (B,)."""
-
-
 class Centre:
     """The middle of the frame, always the same: no augmentation."""
 
@@ -36,6 +27,7 @@ class Centre:
         self.size = size
 
     def draw(self, frames: Frames, env: NDArray[Any], slots: NDArray[Any], rng: np.random.Generator) -> Tensor:
+        """Return views (B, C, *size) of the stacks `slots` (B, k) of environments `env` (B,)."""
         room = np.subtract(frames.shape[-2:], extents(self.size))
         top, left = (self._offsets(int(each), len(env), rng) for each in room)
         return frames.windows(env, slots, top, left, self.size)
@@ -101,6 +93,9 @@ class Custom:
                 f"got {shown(out)}."
             )
         return out
+
+
+Augmentation = Centre | Custom
 
 
 def shift(images: Tensor, top: NDArray[Any], left: NDArray[Any], pad: int) -> Tensor:

@@ -124,25 +124,6 @@ def require_image(seen: ObservationShape, learner: str) -> None:
         )
 
 
-def part_of(seen: spaces.Space[Any], space: spaces.Space[Any]) -> tuple[str, ...] | None:
-    """Return the keys of a dictionary that make an agent's observations, or None. Images have their channels first."""
-    if not isinstance(space, spaces.Dict):
-        return None
-    if not isinstance(seen, spaces.Dict):
-        return next(((key,) for key, each in space.items() if each == seen), None)
-    fits = all(space.spaces.get(key) == each for key, each in seen.items())
-    return tuple(seen.spaces) if fits else None
-
-
-def taken(observation: Any, keys: tuple[str, ...] | None, seen: spaces.Space[Any]) -> Any:
-    """Return the part of an observation that `part_of` found, and all of it for None."""
-    if keys is None:
-        return observation
-    if isinstance(seen, spaces.Dict):
-        return {key: observation[key] for key in keys}
-    return observation[keys[0]]
-
-
 def named(seen: ObservationShape) -> str:
     """Name the inputs in words."""
     if seen.image is None:

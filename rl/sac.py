@@ -64,8 +64,6 @@ class ContrastiveSAC(PixelAgent, SAC):
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"CnnPolicy": PixelPolicy}
     policy: PixelPolicy
 
-    # Acting: SB3's predict -> SquashedActor.get_action_dist_params
-
     def _update_networks(self, batch: FrameBatch, contrasting: bool, logs: Logs) -> None:
         """Make one update in the order of the CURL repository."""
         encoder = self.policy.encoder

@@ -84,10 +84,7 @@ class SavedAgent(OffPolicyAlgorithm):
             "net_arch": {"pi": list(self.hidden), "qf": list(critic_hidden)},
             "n_critics": self.n_critics,
             "activation_fn": getattr(nn, self.activation),
-            "optimizer_kwargs": {
-                "betas": (self.beta, 0.999),
-                "fused": True,
-            },
+            "optimizer_kwargs": {"betas": (self.beta, 0.999), "fused": True},
         }
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:

@@ -68,8 +68,7 @@ def without_sb3_names(given: Mapping[str, Any]) -> dict[str, Any]:
         try:
             start = float(rest.pop("ent_coef").removeprefix("auto_"))
         except ValueError:
-            said = f"ent_coef must be 'auto', 'auto_<number>' or a number >= 0, got {ent_coef!r}."
-            raise ConfigError(said) from None
+            raise ConfigError(f"ent_coef must be 'auto', 'auto_<number>' or a number >= 0, got {ent_coef!r}.") from None
         found.append(("initial_temperature", start, f"ent_coef={ent_coef!r}"))
     for name, value, said in found:
         if name in rest:

@@ -313,8 +313,7 @@ class CheckpointCallback(BaseCallback):
 
     def _init_callback(self) -> None:
         if not isinstance(self.model, PixelAgent):
-            name = type(self.model).__name__
-            raise ConfigError(f"CheckpointCallback saves agents of dipole, not {name}: use that of SB3.")
+            raise ConfigError(f"CheckpointCallback saves agents of dipole, not {type(self.model).__name__}: use SB3's.")
 
     def _on_training_start(self) -> None:
         self._saved = self.num_timesteps // self.every

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import gymnasium
@@ -18,7 +19,6 @@ from dipole.rl.arguments import check_integers, check_seed
 from dipole.rl.envs.running.faults import PATIENCE, fault_message, guarded
 from dipole.rl.envs.running.validate import rendered, rows_of, validate
 from dipole.rl.envs.running.workers import WorkerVecEnv
-from dipole.rl.inputs import part_of, taken
 
 
 def evaluate(
@@ -88,10 +88,9 @@ def seeing(agent: BaseAlgorithm, space: Any) -> Callable[[Any], Any]:
     Raise ConfigError if there is none.
     """
     seen, normalizer = agent.observation_space, agent.get_vec_normalize_env()
-    keys = part_of(seen, transposed(space)) or part_of(seen, space)
-    if keys is None and seen not in (space, transposed(space)):
+    select = _selecting(seen, transposed(space)) or _selecting(seen, space)
+    if select is None:
         raise ConfigError(f"the agent was made for observations {seen}, but this environment has {space}.")
-    select = partial(taken, keys=keys, seen=seen)
     if normalizer is None:
         return select
     if not isinstance(normalizer.observation_space, spaces.Dict):
@@ -99,6 +98,19 @@ def seeing(agent: BaseAlgorithm, space: Any) -> Callable[[Any], Any]:
     if isinstance(space, spaces.Dict):
         return lambda observation: select(normalizer.normalize_obs(observation))
     return select
+
+
+def _selecting(seen: Any, space: Any) -> Callable[[Any], Any] | None:
+    """Return a function that takes the part `seen` of an observation of `space`. None if it has no such part."""
+    if seen == space:
+        return lambda observation: observation
+    if isinstance(space, spaces.Dict):
+        for key, each in space.items():
+            if each == seen:
+                return itemgetter(key)
+        if isinstance(seen, spaces.Dict) and all(space.spaces.get(key) == each for key, each in seen.items()):
+            return lambda observation: {key: observation[key] for key in seen.spaces}
+    return None
 
 
 def check_environment(env: Any) -> None:

@@ -222,7 +222,6 @@ def test_emulated_bf16_warns(tiny_agent, monkeypatch):
     ({"layers": 12}, "too small for 12 convolutions"),
     ({"batch_size": None}, "batch_size: should be a valid integer, got null"),
     ({"seed": -1}, "seed must be an integer from 0 to 2**32 - 1, or None, got -1"),
-    ({"gradient_steps": "x"}, "gradient_steps: should be a valid integer"),
     ({"ent_coef": -1}, "ent_coef: must be 'auto' or a number >= 0, got -1"),
     ({"action_noise": 3}, "action_noise must be an ActionNoise of SB3"),
     ({"replay_buffer_class": "her"}, "replay_buffer_class must derive from FrameReplayBuffer, got 'her'"),

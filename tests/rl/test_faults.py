@@ -319,13 +319,13 @@ NUMBERS = {"norm_obs_keys": ["numbers"]}
     (lambda: WorkerVecEnv([DotEnv], start_method="foo"), r"start_method must be one of '\w+', .*, got 'foo'"),
     (lambda: WorkerVecEnv([]), "functions that make one"),
     (lambda: WorkerVecEnv([DotEnv()]), "functions that make one"),
-    (lambda: WorkerVecEnv(DotEnv), r"functions that make one|has no len|not iterable"),
+    (lambda: WorkerVecEnv(DotEnv), "functions that make one"),
     (lambda: above(lambda: VecFrameStack(vector(lambda: Last(True), **NUMBERS), 3)), CHANGES),
     (lambda: above(lambda: VecFrameStack(vector(Numbers), 2)), CHANGES),
     (lambda: above(lambda: VecExtractDictObs(vector(lambda: Last(True), **NUMBERS), "numbers")), CHANGES),
 ])  # fmt: skip
 def test_workers_and_wrappers_that_do_not_work_raise_one_error(make, said):
-    refused((ConfigError, TypeError), said, make)
+    refused(ConfigError, said, make)
 
 
 class Learned(gymnasium.RewardWrapper):

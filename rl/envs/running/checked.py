@@ -109,12 +109,10 @@ class CheckedEnvironments(OffPolicyAlgorithm):
                     "episode there and goes on."
                 ) from None
 
-    def learn(
-        self, total_timesteps: int, callback: Any = None, log_interval: int | None = 4, *rest: Any, **settings: Any
-    ) -> Self:
+    def learn(self, total_timesteps: int, callback: Any = None, log_interval: Any = 4, *rest: Any, **more: Any) -> Self:
         if log_interval is not None:
             check_integers(log_interval=log_interval)
-        return super().learn(total_timesteps, callback, log_interval, *rest, **settings)
+        return super().learn(total_timesteps, callback, log_interval, *rest, **more)
 
     def _setup_learn(
         self, total_timesteps: int, callback: Any = None, reset_num_timesteps: bool = True, *rest: Any, **settings: Any

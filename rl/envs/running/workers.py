@@ -66,7 +66,7 @@ class WorkerVecEnv(SubprocVecEnv):
         restarts: int = 100,
         timeout: float | None = 600.0,
     ) -> None:
-        if not env_fns or not all(map(callable, env_fns)):
+        if callable(env_fns) or not env_fns or not all(map(callable, env_fns)):
             raise ConfigError(
                 "WorkerVecEnv needs functions that make one environment each, as in WorkerVecEnv([lambda: "
                 f"make_env('dot')]), got {env_fns!r}."
