@@ -155,7 +155,7 @@ class _Reader:
             while not self.take("mark", ")"):
                 if options:
                     self.expect("mark", ",", "',' or ')'")
-                key = self.expect("name", None, "an option's name or ')'")
+                key = self.expect("name", None, "an option's name")
                 self.expect("mark", "=", f"'=' after the option {key[1]!r}")
                 if key[1] in options:
                     raise self.error(f"option {key[1]!r} is given twice", key[2], key[3])
