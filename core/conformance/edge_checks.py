@@ -103,35 +103,33 @@ def weights_count(subject: Subject) -> str:
         raise Skipped("loss(a, b) takes no weights")
     if any(term.weighting == "own" for term in subject.make().terms):
         raise Skipped("a term uses weights in its own way")
-    plain, results = long_queue(5, subject.views.width), []
-    leaves = plain.leaves()
-    for weights in (None, torch.ones(4), torch.tensor([1.0, 0.0, 2.0, 3.0]), torch.tensor([1.0, 0.0, 1.0, 1.0])):
-        layout = replace(plain, build=partial(_weighted, plain, weights))
-        try:
-            results.append(subject.result(subject.make(layout), layout, leaves))
-        except DipoleError as error:
-            return f"refused with one clear error: {error}"
+    plain, keys = (
+        long_queue(5, subject.views.width),
+        next(each for each in subject.layouts if each.name == "several keys"),
+    )
+
+    def result(layout: Layout, weights: Tensor | None) -> LossAndGradients:
+        weighted = replace(layout, build=partial(_weighted, layout, weights))
+        return subject.result(subject.make(layout), weighted, layout.leaves())
+
+    try:
+        of_rows = None, torch.ones(4), torch.tensor([1.0, 0.0, 2.0, 3.0]), torch.tensor([1.0, 0.0, 1.0, 1.0])
+        results = [result(plain, weights) for weights in of_rows]
+    except DipoleError as error:
+        return f"refused with one clear error: {error}"
     demand_equal(results[1], results[0], "with weights of 1", other="without weights")
     if all(term.weighting == "pairs" for term in subject.make().terms):
-        _weighs_pairs(subject)
+        of_pairs = torch.ones(4, 3), torch.tensor([0.0, 1.0, 2.0]).repeat(4, 1)
+        if value_error(*(result(keys, weights) for weights in of_pairs)) <= EXACT:
+            raise Failed("weights of pairs, (A, K), have no effect: average over positives with rows.over_positives")
     gradient, of_ones = (results[number].gradients["queries"] for number in (2, 3))
-    pairs = plain.build(**leaves)  # a term may have the other queries as candidates too
+    pairs = plain.build(**plain.leaves())  # a term may have the other queries as candidates too
     grows = any(len(each.prepare(pairs).candidates) > len(pairs.candidates) for each in subject.make(plain).terms)
     if gradient is not None and gradient[1].any() and not grows:
         raise Failed(f"a row of weight 0 has a gradient of length {gradient[1].norm():.4g}: the weights are ignored")
     if gradient is not None and of_ones is not None and gradient.any() and torch.equal(gradient, of_ones):
         raise Failed("weights of 2 and 3 have the gradient of weights of 1")
     return f"{results[0].value.item():.4g}, and {results[2].value.item():.4g} with weights"
-
-
-def _weighs_pairs(subject: Subject) -> None:
-    layout = next(each for each in subject.layouts if each.name == "several keys")
-    found = []
-    for weights in (torch.ones(4, 3), torch.tensor([0.0, 1.0, 2.0]).repeat(4, 1)):
-        weighted = replace(layout, build=partial(_weighted, layout, weights))
-        found.append(subject.result(subject.make(layout), weighted, layout.leaves()))
-    if value_error(*found) <= EXACT:
-        raise Failed("weights of pairs, (A, K), have no effect: average over positives with rows.over_positives")
 
 
 def _weighted(layout: Layout, weights: Tensor | None, **leaves: Tensor) -> Pairs:

@@ -80,13 +80,8 @@ def _relabelled(pairs: Pairs, classes: int) -> Pairs:
     return replace(pairs, **known)
 
 
-def two_views(count: int, width: int = WIDTH) -> Layout:
-    """Return SimCLR's two views of `count` instances. Losses loss(a, b) run on this layout."""
-    return in_order(torch.arange(count), width)
-
-
 def in_order(order: Tensor, width: int = WIDTH, classes: int = CLASSES) -> Layout:
-    """Return two views of instances in another order. Neighbours in the first order share a class."""
+    """Return two views of instances in any order. Neighbours in the first order share a class."""
     shape: tuple[int, ...] = (len(order), width)
     labels = (order // 2) % classes
     scores = (order + 1) * 0.6180339887498949 % 1.0  # distinct, and spread evenly
@@ -114,7 +109,7 @@ def _listed(x: Tensor, y: Tensor) -> Pairs:
     )
 
 
-VIEWS = two_views(5)
+VIEWS = in_order(torch.arange(5))  # losses loss(a, b) run on this layout
 LAYOUTS = (
     VIEWS,
     Layout(

@@ -142,11 +142,10 @@ def _shown(value: Any) -> str:
 
 def check_index_shape(name: str, index: Tensor, anchors: Tensor) -> None:
     """Check the type, shape and device of indices, without reading their values."""
-    if isinstance(index, Tensor):
-        check_tensor(name, index, f"(anchors = {len(anchors)}, any)")
-    if not isinstance(index, Tensor) or index.dtype != torch.long or index.ndim != 2 or len(index) != len(anchors):
-        anys = f"(anchors = {len(anchors)}, any)"
-        raise PairsError(f"{name} must be torch.long of shape {anys}, got {_dtype_and_shape(index)}.")
+    shape = f"(anchors = {len(anchors)}, any)"
+    check_tensor(name, index, shape)
+    if index.dtype != torch.long or index.ndim != 2 or len(index) != len(anchors):
+        raise PairsError(f"{name} must be torch.long of shape {shape}, got {_dtype_and_shape(index)}.")
     if index.device != anchors.device:
         raise PairsError(f"{name} and anchors must have the same device, got {index.device} and {anchors.device}.")
 
@@ -164,19 +163,16 @@ def check_indices(name: str, index: Tensor, anchors: Tensor, candidates: int) ->
 def check_row_values(labels: Tensor | None, rows: int, name: str = "labels", of: str = "row") -> None:
     if labels is None:
         return
-    if isinstance(labels, Tensor):
-        check_tensor(name, labels, f"({rows},)")
-    if not isinstance(labels, Tensor) or labels.shape != (rows,) or labels.is_complex():
+    check_tensor(name, labels, f"({rows},)")
+    if labels.shape != (rows,) or labels.is_complex():
         raise PairsError(f"{name} must be a tensor of shape ({rows},), one for each {of}, got {shape_of(labels)}.")
 
 
 def check_classes(labels: Tensor | None, rows: int, name: str = "labels") -> None:
     """Check that labels are integers, one for each row."""
-    if isinstance(labels, Tensor):
-        check_tensor(name, labels, f"({rows},)")
-    whole = isinstance(labels, Tensor) and labels.shape == (rows,) and not labels.is_floating_point()
-    if not whole or labels is None or labels.dtype == torch.bool or labels.is_complex():
-        got = _dtype_and_shape(labels)
+    found = check_tensor(name, labels, f"({rows},)")
+    if found.shape != (rows,) or found.is_floating_point() or found.dtype == torch.bool or found.is_complex():
+        got = _dtype_and_shape(found)
         raise PairsError(f"{name} must be integers of shape ({rows},), the class of each row, got {got}.")
 
 
@@ -191,10 +187,8 @@ def shape_of(x: object) -> str:
     return str(tuple(x.shape))
 
 
-def _dtype_and_shape(x: object) -> str:
-    if isinstance(x, Tensor):
-        return f"{x.dtype} of shape {shape_of(x)}"
-    return shape_of(x)
+def _dtype_and_shape(x: Tensor) -> str:
+    return f"{x.dtype} of shape {shape_of(x)}"
 
 
 def check_weights(weights: Tensor, anchors: Tensor, shapes: dict[str, tuple[int, ...]]) -> Tensor:
@@ -204,10 +198,9 @@ def check_weights(weights: Tensor, anchors: Tensor, shapes: dict[str, tuple[int,
     that is negative, infinite or NaN. On CUDA a wrong value stops the device with the message, as reading it would
     wait.
     """
-    if isinstance(weights, Tensor):
-        check_tensor("weights", weights, " or ".join(shapes))
-    if not isinstance(weights, Tensor) or weights.is_complex() or tuple(weights.shape) not in shapes.values():
-        allowed = " or ".join(f"{name} = {shape}" for name, shape in shapes.items())
+    allowed = " or ".join(f"{name} = {shape}" for name, shape in shapes.items())
+    check_tensor("weights", weights, allowed)
+    if weights.is_complex() or tuple(weights.shape) not in shapes.values():
         raise PairsError(f"weights must be real numbers in a tensor of shape {allowed}, got {shape_of(weights)}.")
     weights = weights.to(anchors.device, torch.promote_types(anchors.dtype, torch.float32))
     fine = (weights >= 0) & (weights < 1e30)  # whose sums are finite in float32

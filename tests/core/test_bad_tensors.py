@@ -171,7 +171,7 @@ def queries(weights):
     (lambda: OWN.with_positives(torch.zeros(3, 1).long()), r"positives must be torch.long of shape \(anchors = 2"),
     (lambda: OWN.without(torch.zeros(2).long()), r"ignored must be torch.long of shape \(anchors = 2"),
     (lambda: Pairs.from_labels(Z, torch.zeros(4)), r"labels must be integers of shape \(4,\).*float32"),
-    (lambda: Pairs.from_labels(Z, ZEROS, queue=Z), "queue_labels must be integers"),
+    (lambda: Pairs.from_labels(Z, ZEROS, queue=Z), "queue_labels must be a torch tensor"),
     (lambda: Pairs.from_labels(Z, ZEROS, queue_labels=ZEROS), "give queue="),
     (lambda: Pairs.from_columns(Z, Z[:2]), "positive must have 4 rows like anchor, got 2"),
     (lambda: Pairs.from_columns(Z, Z, Z[:2]), r"negatives\[0\] must have 4 rows like anchor, got 2"),
@@ -302,8 +302,8 @@ def test_labels_that_do_not_fit_are_named(name):
     (lambda: evaluation.alignment(X, Y[:5]), r"one shape, got \(24, 4\) and \(5, 4\)"),
     (lambda: evaluation.alignment(Pairs.of_points(torch.from_numpy(X)), Y), "got Pairs and an array"),
     (lambda: evaluation.mean_distance_ceiling(1), "n must be at least 2"),
-    (lambda: evaluation.knn_probe(X, GROUPS, Y, GROUPS, chunk=0), "chunk >= 1"),
-    (lambda: evaluation.knn_probe(X, GROUPS, Y, GROUPS, temperature=np.nan), "temperature > 0"),
+    (lambda: evaluation.knn_probe(X, GROUPS, Y, GROUPS, chunk=0), "chunk must be an integer >= 1"),
+    (lambda: evaluation.knn_probe(X, GROUPS, Y, GROUPS, temperature=np.nan), "temperature must be a number > 0"),
     (lambda: evaluation.linear_probe(X * np.float64(1e200), GROUPS, Y, GROUPS, standardize=False), "float32"),
 ])  # fmt: skip
 def test_arguments_that_do_not_fit_are_named(call, said):

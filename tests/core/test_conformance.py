@@ -178,7 +178,9 @@ class Silent(BadTiles):
         return positive.mean(1) * rows.pairs.has_negatives
 
 
-class Forgetful(Objective):  # writes itself without its option
+class Forgetful(Objective):  # its option, padding and weights of pairs
+    weighting = "pairs"
+
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__("cosine")
         self.scale = scale
@@ -194,7 +196,7 @@ def test_faults_of_objectives_are_found():
     with registry.temporary():
         registry.register("forgetful")(Forgetful)
         assert failures("forgetful(scale=2.0)", only=["state"]) == {"state"}
-        assert failures("forgetful", only=["state"]) == set()
+        assert failures("forgetful", only=["state", "weights", "padding"]) == {"weights", "padding"}
 
 
 def spread(a: Tensor, b: Tensor, weight: float = 1.0) -> Tensor:

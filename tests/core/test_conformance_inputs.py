@@ -212,14 +212,6 @@ class Unweighted(Objective):
         return all_sum(pulls.sum()) / all_sum(rows.positive_count.sum()).clamp_min(1)
 
 
-class OverAll(Unweighted):  # over padding too, and without the weights of pairs
-    def __init__(self):
-        super().__init__("pairs")
-
-    def loss(self, positive, rows):
-        return (1 - positive).mean(1)
-
-
 def lone_class(z, labels):  # a mean over the others of a class, also of one row
     z, same = normalize(full(z), dim=1), (labels.unsqueeze(1) == labels).fill_diagonal_(False)
     return -((z @ z.T * same).sum(1) / same.sum(1)).mean()
@@ -243,7 +235,6 @@ def test_weights_that_are_ignored_are_found():
     for says, rounds, *found in (*rows, ("own", False, "-", "a term "), (None, False, "ok", "refused")):
         (row,) = check_objective(Unweighted, options={"says": says, "rounds": rounds}, only=["weights"]).rows
         assert [row.outcome, row.detail[:7]] == found
-    assert failures(OverAll, only=["weights", "padding"]) == {"weights", "padding"}
     assert failures("cacr(intra_batch=true)", only=["weights"]) == set()  # the other queries are candidates
 
 
