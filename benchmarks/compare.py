@@ -48,7 +48,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"both are the run {one}. Give two different runs, see `dipole list runs`.")
     first, second = (_with_siblings(folder) for folder in (one, other))
     repeated = first[0].seed == second[0].seed
-    if _without(first[0].config) == _without(second[0].config):
+    if _determining(first[0]) == _determining(second[0]):
         common = {each.seed for each in first} & {each.seed for each in second}
         if not repeated:  # two seeds of one setting
             first, second, common = first[:1], second[:1], {first[0].seed, second[0].seed}
@@ -129,9 +129,14 @@ def _with_siblings(folder: Path) -> list[RunRecord]:
             other = with_additions(read_record(path / RECORD), path)
         except RecordError:
             continue
-        if other.status == "done" and _without(other.config) == _without(record.config):
+        if other.status == "done" and _determining(other) == _determining(record):
             found.setdefault(other.seed, other)
     return list(found.values())
+
+
+def _determining(record: RunRecord) -> dict[str, Any]:
+    """Return what determines the result besides the seed: not the device, for example."""
+    return _without(record.identity or record.config)
 
 
 def _without(config: dict[str, Any]) -> dict[str, Any]:

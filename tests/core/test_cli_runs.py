@@ -55,6 +55,8 @@ def test_compare_pairs_seeds_corrects_and_leaves_baselines_out(trained, capsys):
     for (objective, seed), folder in trained.items():
         change(folder, results={name: both[objective == "dcl"][seed] for name, both in values.items()})
     first, second = trained["infonce", 0], trained["dcl", 1]
+    config = json.loads((trained["infonce", 2] / "record.json").read_text())["config"]
+    change(trained["infonce", 2], config=config | {"device": "cuda:1"})  # which determines no result
     answer = told(capsys, "compare", first, second.name[:8])
     assert answer["settings"] == {"objective": ["infonce", "dcl"]}
     for name, group in zip(("infonce", "dcl"), answer["runs"], strict=True):
