@@ -269,9 +269,9 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         self._mark_step()
         try:
             return super().predict(observation, *rest, **settings)
-        except (ValueError, AssertionError, AttributeError) as error:
+        except (ValueError, AssertionError, AttributeError, KeyError) as error:
             shape = getattr(observation, "shape", type(observation).__name__)
-            if isinstance(observation, np.ndarray) and self.observation_space.contains(observation):
+            if isinstance(observation, np.ndarray | dict) and self.observation_space.contains(observation):
                 raise  # of the networks
             raise ConfigError(f"predict needs an observation of {self.observation_space}, got {shape}.") from error
 
