@@ -19,7 +19,7 @@ from dipole.core.objectives.objective import Composite, Objective, entry_of
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import registry
 from dipole.core.train.compute_loss import as_composite
-from dipole.core.train.objective_callback import FILE, carry, load_objectives, needs_trainer
+from dipole.core.train.objective_callback import FILE, carry, load_objectives
 from dipole.core.utils.distributed import all_sum, as_single_process, world_size
 from dipole.core.utils.errors import ConfigError, OptionError, PairsError
 from dipole.core.utils.text import warn
@@ -158,7 +158,7 @@ class ContrastiveLoss(nn.Module):
             PairsError: columns or labels that the objective cannot be evaluated on.
             ConfigError: the model gives no sentence embedding.
         """
-        if self.training and torch.is_grad_enabled() and not self.taken and needs_trainer(self.objective):
+        if self.training and torch.is_grad_enabled() and not self.taken and list(self.objective.parameters()):
             self.taken = True  # said once
             warn(
                 f"no trainer looks after the objective {self.objective}, which has parameters of its own. In "

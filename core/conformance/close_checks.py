@@ -181,9 +181,7 @@ def _reacts_everywhere(subject: Subject, layout: Layout, batches: dict[float, Le
 
 
 def _direction(rows: Tensor, moves: Callable[[int, int], bool]) -> Tensor | None:
-    """Return the shortest step of unit rows that raises the cosines of some pairs by 1 and leaves the others, or
-    None.
-    """
+    """Return the shortest step of unit rows that raises the cosines of some pairs alone, by 1. None if none does."""
     count, width = rows.shape
     pairs = list(combinations(range(count), 2))
     equations = torch.zeros(count + len(pairs), count, width, dtype=rows.dtype)

@@ -103,10 +103,7 @@ def weights_count(subject: Subject) -> str:
         raise Skipped("loss(a, b) takes no weights")
     if any(term.weighting == "own" for term in subject.make().terms):
         raise Skipped("a term uses weights in its own way")
-    plain, keys = (
-        long_queue(5, subject.views.width),
-        next(each for each in subject.layouts if each.name == "several keys"),
-    )
+    plain = long_queue(5, subject.views.width)
 
     def result(layout: Layout, weights: Tensor | None) -> LossAndGradients:
         weighted = replace(layout, build=partial(_weighted, layout, weights))
@@ -119,6 +116,7 @@ def weights_count(subject: Subject) -> str:
         return f"refused with one clear error: {error}"
     demand_equal(results[1], results[0], "with weights of 1", other="without weights")
     if all(term.weighting == "pairs" for term in subject.make().terms):
+        keys = next(each for each in subject.layouts if each.name == "several keys")
         of_pairs = torch.ones(4, 3), torch.tensor([0.0, 1.0, 2.0]).repeat(4, 1)
         if value_error(*(result(keys, weights) for weights in of_pairs)) <= EXACT:
             raise Failed("weights of pairs, (A, K), have no effect: average over positives with rows.over_positives")

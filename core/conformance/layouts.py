@@ -37,12 +37,7 @@ class Layout:
     scores: Tensor | None = None
 
     def fitted(self, dim: int | None = None, classes: int | None = None) -> Layout:
-        """Return the batch with another width, or with labels below a number of classes.
-
-        Args:
-            dim: the width. None keeps it.
-            classes: the number of classes. None keeps the labels.
-        """
+        """Return the batch with another width, or with labels below a number of classes. None keeps them."""
         made = self
         if dim is not None:
             made = replace(made, shapes={name: (*shape[:-1], dim) for name, shape in made.shapes.items()})
@@ -51,22 +46,12 @@ class Layout:
         return made
 
     @property
-    def shared(self) -> set[str]:
-        """Return the leaves that are equal on all ranks (past embeddings)."""
-        return self.shapes.keys() & {"queue", "bank"}
-
-    @property
     def width(self) -> int:
         """Embedding width."""
         return next(iter(self.shapes.values()))[-1]
 
     def leaves(self, dtype: torch.dtype = torch.float64, seed: int = 0) -> Leaves:
-        """Return standard normal leaves that require a gradient.
-
-        Args:
-            dtype: of all of them.
-            seed: of the draw.
-        """
+        """Return standard normal leaves of a dtype, drawn from a seed, that require a gradient."""
         source = torch.Generator().manual_seed(seed)
         return {
             name: torch.randn(shape, generator=source, dtype=torch.float64).to(dtype).requires_grad_()

@@ -166,7 +166,7 @@ def loss_on_rank(case: Case, rank: int) -> Found:
     layout = LAYOUTS[number].fitted(classes=classes)
     rows, held = {}, {}
     for name, leaf in leaves.items():
-        if name in layout.shared:
+        if name in ("queue", "bank"):  # past embeddings, equal on all ranks
             held[name] = leaf.clone().requires_grad_()
         else:
             rows[name] = leaf[share(len(leaf), rank)].clone().requires_grad_()

@@ -99,9 +99,7 @@ def reads_at_once(x: Tensor) -> bool:
 
 
 def check_numbers(numbers: Tensor, low: int, high: int | None, problem: Callable[[int, int], str]) -> None:
-    """Raise PairsError(problem(smallest, largest)) if any integer lies outside low..high. CUDA stops without
-    waiting.
-    """
+    """Raise PairsError(problem(smallest, largest)) if an integer is not in low..high. CUDA stops without waiting."""
     if not numbers.numel():
         return
     if numbers.device.type in ("cuda", "meta"):

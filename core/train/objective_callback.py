@@ -87,11 +87,6 @@ def _shapes(carriers: list[Any]) -> list[dict[str, list[int]]]:
     return [{name: [*value.shape] for name, value in each.objective.state_dict().items()} for each in carriers]
 
 
-def needs_trainer(objective: Composite) -> bool:
-    """Return whether an objective has parameters, and so needs the callback."""
-    return any(True for _ in objective.parameters())
-
-
 def _called() -> list[Any]:
     """Return the losses of no model that were called since the last optimizer step, and forget their calls."""
     found = [each for each in (carrier() for carrier in _carriers) if each and getattr(each, "called", False)]

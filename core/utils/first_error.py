@@ -16,7 +16,6 @@ from dipole.core.utils.launched import Launched, launched
 PATIENCE = 5.0
 """Seconds that rank 0 keeps its store open, and that the others try to reach it."""
 
-
 _answer: list[str | None] = []  # empty before the first call
 
 

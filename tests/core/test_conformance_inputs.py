@@ -196,9 +196,7 @@ class Classes(Objective):
         return cross_entropy(logits, labels.to(anchors.device), reduction="none")
 
 
-class Unweighted(Objective):
-    """Applies weights itself, and forgets to, or rounds them."""
-
+class Unweighted(Objective):  # applies weights itself, and forgets to, or rounds them
     needs_negatives, weighting = False, "own"
 
     def __init__(self, says: str | None = "own", rounds: bool = False) -> None:
