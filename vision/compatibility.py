@@ -72,14 +72,11 @@ def explain(
     found = carriers(objective, views, dim, device, images, batch_size)
     if not found:
         return f"No vision.method can carry {objective} on these images in batches of {batch_size}."
-    listed = [_setting(name, count, views) for name, count in found.items()]
+    listed = []
+    for name, count in found.items():
+        framework = by_name()[name]
+        key = framework.positives_key
+        if key and (key, count) != ("views", views):  # the setting that gives it enough positives
+            name = f"{name} ({key} = {count - (not framework.counts_anchor)})"
+        listed.append(name)
     return f"vision.method = {method!r} cannot carry {objective} as it is set; these can: {', '.join(listed)}."
-
-
-def _setting(name: str, count: int, views: int) -> str:
-    """Return a framework with the setting that gives it enough positives, if it is not set already."""
-    framework = by_name()[name]
-    key = framework.positives_key
-    if not key or (key == "views" and count == views):
-        return name
-    return f"{name} ({key} = {count - (not framework.counts_anchor)})"

@@ -41,13 +41,12 @@ def centred_box(width: int, height: int, size: int) -> tuple[float, float, float
 
     Exported image processors do the same: the shorter side to `size`, the other rounded down, then the middle.
     """
-    short = min(width, height)
-    resized = [size * side // short for side in (width, height)]
-    starts = [(side - size) // 2 for side in resized]
-    (left, right), (top, bottom) = (
-        (start * side / to, (start + size) * side / to)
-        for start, side, to in zip(starts, (width, height), resized, strict=True)
-    )
+    ends = []
+    for side in (width, height):
+        resized = size * side // min(width, height)
+        start = (resized - size) // 2
+        ends.append((start * side / resized, (start + size) * side / resized))
+    (left, right), (top, bottom) = ends
     return left, top, right, bottom
 
 

@@ -33,12 +33,19 @@ def open_folder(folder: Path, device: torch.device, features: str | None) -> Emb
     from transformers import AutoImageProcessor
 
     from dipole.core.train.inference import chosen_features
+    from dipole.core.train.onnx_file import check_onnx, open_onnx
+    from dipole.core.utils.backbone import open_exported
     from dipole.core.utils.errors import DataError
-    from dipole.vision.encoders.hub import CHANNELS
+    from dipole.vision.encoders.hub import CHANNELS, read_pooled, register_exports
     from dipole.vision.image_ops import centre
-    from dipole.vision.inference import ImageEmbedder, onnx_features, transformers_features
+    from dipole.vision.inference import ImageEmbedder
 
-    read = onnx_features(folder / ONNX) if is_onnx else transformers_features(folder, device)
+    if is_onnx:
+        check_onnx()
+        run = open_onnx(folder / ONNX)
+    else:
+        register_exports()
+        model = open_exported(folder, device)
     chosen_features(features, ("encoder",))
     try:
         settings = read_json(folder / PROCESSOR)
@@ -56,7 +63,10 @@ def open_folder(folder: Path, device: torch.device, features: str | None) -> Emb
     def embedded(images: torch.Tensor) -> torch.Tensor:
         if channels not in (1, 3):
             images = centre(images, processor.crop_size["height"])
+        pixels = processor(list(images), **options)["pixel_values"].float()
+        if is_onnx:
+            return run({"pixel_values": pixels.cpu()})
         with torch.no_grad():
-            return read(processor(list(images), **options)["pixel_values"].float())
+            return read_pooled(model, pixels.to(device))
 
     return ImageEmbedder(embedded, channels, batch_size=128)

@@ -11,7 +11,6 @@ from PIL import Image
 from torch import Tensor
 
 from dipole.core.train.inference import Embedder, Inputs
-from dipole.core.utils.backbone import open_exported
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.pictures import open_image
 from dipole.vision.decoding import attempt, decode, file_bytes
@@ -144,21 +143,3 @@ def to_tensor(picture: np.ndarray, channels: int) -> Tensor:
     if channels != 3:
         raise DataError(f"image files have 3 channels, and the model reads {channels}: give an .npz of arrays.")
     return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
-
-
-def onnx_features(file: Path) -> Callable[[Tensor], Tensor]:
-    """Return the features of an exported ONNX file as a function of pixels (n, C, H, W)."""
-    from dipole.core.train.onnx_file import check_onnx, open_onnx
-
-    check_onnx()
-    run = open_onnx(file)
-    return lambda pixels: run({"pixel_values": pixels.cpu()})
-
-
-def transformers_features(folder: Path, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Return the features of a saved model of transformers as a function of its `pixel_values`."""
-    from dipole.vision.encoders.hub import read_pooled, register_exports
-
-    register_exports()
-    model = open_exported(folder, device)
-    return lambda pixels: read_pooled(model, pixels.to(device))

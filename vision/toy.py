@@ -76,11 +76,7 @@ class Plane:
         self.points, self.labels = SETS[config.data](config.points, seed.numpy("data"))
         self.data, self.test_points = self.points, config.points
         self.module = build_encoder(EncoderConfig(name="linear", width=2, projector="none"), channels=2, size=1)
-
-    @property
-    def _matrix(self) -> Tensor:
-        (weight,) = self.module.parameters()  # (2, 2)
-        return weight
+        (self._matrix,) = self.module.parameters()  # (2, 2)
 
     def batch(self, index: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
         points = self.points[index]

@@ -7,7 +7,6 @@ from pydantic import Field, model_validator
 from dipole.core.objectives.pair_data import ViewNegatives
 from dipole.core.train.config import Settings
 
-PLANES = ("three-bars", "nested-moons")
 OF_PLANES = ("noise", "starts", "scale", "inits")
 OF_CLASSES = ("views", "negatives", "classes", "separation", "imbalance", "label_noise", "test_points")
 
@@ -36,7 +35,7 @@ class ToyConfig(Settings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         fields = type(self).model_fields
-        is_plane = self.data in PLANES
+        is_plane = self.data != "gaussian-classes"
         useless = [
             name
             for name, field in fields.items()

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -74,8 +74,6 @@ class HubEncoder(Encoder):
     token if there is one, else by the mean). "pooled" is the trained output.
     """
 
-    last_tap: ClassVar[str] = "pooled"
-
     def __init__(self, channels: int, size: int, config: EncoderSettings) -> None:
         self.source, self._size = config.source, size
         processor = processor_of(config)
@@ -114,7 +112,7 @@ class HubEncoder(Encoder):
         for number, state in enumerate(states, first):
             self.taps[f"layer{number}" if number else "embeddings"] = self._pool(state).shape[1]
         features = self._features(outputs)
-        self.taps[self.last_tap] = features.shape[1]
+        self.taps["pooled"] = features.shape[1]
         fix_unused(self.model, features)
         self.model.train()
         fine_tune(self.model, config.freeze, config.lora, "vision.encoder")
@@ -185,7 +183,7 @@ class HubEncoder(Encoder):
         return pooled(outputs.last_hidden_state, self.pooling, self._prefix)
 
     def forward(self, images: Tensor, tap: str | None = None) -> Tensor:
-        if tap is None or tap == self.last_tap:
+        if tap in (None, self.last):
             return self._features(self._run(images))
         states = self._run(images, output_hidden_states=True).hidden_states
         return self._pool(states[list(self.taps).index(tap)])
@@ -234,7 +232,12 @@ def _load(source: backbone.NetworkSource, channels: int) -> tuple[backbone.Backb
 
     model = backbone.load(replace(source, weights="random"), "pixel_values", narrow).model
     if built.pretrained and torch.get_default_device().type != "meta":
-        model.load_state_dict(_with_fewer_channels(built.model.state_dict(), model.state_dict()))
+        shapes = {name: weight.shape for name, weight in model.state_dict().items()}
+        weights = built.model.state_dict()
+        for name, weight in weights.items():
+            if weight.shape != shapes[name]:  # the first layer: each channel has an equal share of the sum over all
+                weights[name] = (weight.sum(1, keepdim=True) / shapes[name][1]).expand(shapes[name]).clone()
+        model.load_state_dict(weights)
     built.model = model
     return built, inputs
 
@@ -242,16 +245,6 @@ def _load(source: backbone.NetworkSource, channels: int) -> tuple[backbone.Backb
 def _unmasked(config: Any) -> None:
     if hasattr(config, MASKED):
         setattr(config, MASKED, 0.0)
-
-
-def _with_fewer_channels(weights: dict[str, Tensor], like: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Give each channel of the first layer an equal share of the sum over its old channels. Other weights stay."""
-    found = dict(weights)
-    for name, weight in weights.items():
-        shape = like[name].shape
-        if weight.shape != shape:
-            found[name] = (weight.sum(1, keepdim=True) / shape[1]).expand(shape).clone()
-    return found
 
 
 def _has_class_token(model: nn.Module) -> bool:

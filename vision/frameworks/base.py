@@ -79,6 +79,7 @@ class Framework(nn.Module):
         reads_captions: whether it has an encoder for captions.
         projector: linear layers and batch norm of the mlp projector if the recipe gives none. None: 2, no norm.
         head_name: the projection head that a backbone gets in Python (`projection_head`).
+        fewest_views: smallest number of views of an image, unless it is `single`.
         progress: share of the run's steps before this one, for schedules. A run's adapter updates it.
         steps: steps of the whole run, for schedules. None if unknown.
     """
@@ -95,6 +96,7 @@ class Framework(nn.Module):
     projector: ClassVar[tuple[int, Norm] | None] = None
     head_name: ClassVar[Projection] = "simclr"
 
+    fewest_views: int = 2
     progress: float = 0.0
     steps: int | None = None
 
@@ -300,10 +302,6 @@ class Framework(nn.Module):
         loss: Tensor = outcome.loss
         return loss
 
-    def _fewest_views(self) -> int:
-        """Return the smallest number of views of an image. Captions belong to one view."""
-        return 1 if self.single else 2
-
     def _checked(self, views: Sequence[Tensor]) -> list[Tensor]:
         found = list(views) if isinstance(views, Iterable) and not isinstance(views, Tensor) else [views]
         name = type(self).__name__
@@ -321,7 +319,9 @@ class Framework(nn.Module):
                     f"{name}: views[{number}] has {counted(len(view), 'image')}, views[0] has {len(found[0])}. Row b "
                     "of each is a view of image b."
                 )
-        fewest = self._fewest_views()
+        fewest = self.fewest_views
+        if self.single:
+            fewest = 1
         if len(found) < fewest or (self.reads_captions and len(found) > 1):
             wanted = "1 view" if self.reads_captions else f"{fewest} or more views"
             given = str(len(found))
@@ -353,11 +353,15 @@ class Framework(nn.Module):
         if self.objective is None:
             self.update()
             return
-        if learning_rate is None and any(_needs_rate(term) for _, _, term in self.objective):
-            raise ConfigError(
-                f"{self.objective} makes a proximal step, which needs the learning rate: "
-                "model.after_step(optimizer.param_groups[0]['lr'])."
-            )
+        for _, _, term in self.objective:
+            needs_rate = term.needs_learning_rate
+            if needs_rate is None:
+                needs_rate = type(term).after_step is not Objective.after_step
+            if needs_rate and learning_rate is None:
+                raise ConfigError(
+                    f"{self.objective} makes a proximal step, which needs the learning rate: "
+                    "model.after_step(optimizer.param_groups[0]['lr'])."
+                )
         done = self._done()
         if self.steps is not None:
             self.progress = min(1.0, done / self.steps)
@@ -451,12 +455,6 @@ def _moved(name: str, values: Tensor | None, like: Tensor) -> Tensor | None:
     if found.shape != (len(like),) or found.is_floating_point():
         raise PairsError(f"{name} must be {len(like)} whole numbers, one for each image, got {shown}.")
     return found.to(like.device)
-
-
-def _needs_rate(term: Objective) -> bool:
-    if term.needs_learning_rate is not None:
-        return term.needs_learning_rate
-    return type(term).after_step is not Objective.after_step
 
 
 FRAMEWORKS: Entries[type[Framework]] = Entries("a framework")

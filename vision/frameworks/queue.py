@@ -66,7 +66,7 @@ class Queue(nn.Module):
         """Add rows. Of more than fit the last ones stay.
 
         Args:
-            rows: (n, dim). With several ranks, the same on each (`of_all_ranks`).
+            rows: (n, dim). With several ranks, the same on each.
 
         Raises:
             PairsError: rows have another shape.
@@ -98,18 +98,15 @@ class Fresh:
             self._rows.append(tuple(each.detach() for each in rows))
 
     def take(self) -> list[tuple[Tensor, ...]]:
-        """Return those of all ranks, in the order of the batches, and forget them."""
-        found = [of_all_ranks(*rows) for rows in self._rows]
+        """Return those of all ranks in rank order, in the order of the batches, and forget them."""
+        found = []
+        for rows in self._rows:
+            if world_size() > 1:  # queues and banks are equal on all ranks
+                sizes = row_counts(rows[0])
+                rows = tuple(gather_rows(each, sizes) for each in rows)
+            found.append(rows)
         self._rows.clear()
         return found
-
-
-def of_all_ranks(*rows: Tensor) -> tuple[Tensor, ...]:
-    """Return the rows of all ranks in rank order, so that queues and banks are equal on all ranks."""
-    if world_size() == 1:
-        return rows
-    sizes = row_counts(rows[0])
-    return tuple(gather_rows(each, sizes) for each in rows)
 
 
 @torch.no_grad()

@@ -147,6 +147,7 @@ class SupCon(SimCLR):
     """
 
     head_name = "supcon"
+    fewest_views = 1
 
     def __init__(
         self,
@@ -161,9 +162,6 @@ class SupCon(SimCLR):
         if labels is None:
             raise PairsError("SupCon finds positives by the labels: model(views, labels), with (B,) class numbers.")
         return super().forward(views, labels, index)
-
-    def _fewest_views(self) -> int:
-        return 1
 
     def _pair(self, rows: dict[str, Any], seed: int) -> AnyPairs:
         return Pairs.from_labels(rows["view"], rows["labels"], rows.get("index"))

@@ -60,6 +60,7 @@ class SwAV(OneBranch):
     ) -> None:
         super().__init__(backbone, objective, head)
         self.large = large
+        self.fewest_views = max(2, large)
         self.queue = placed_like(Queue(queue, self.embedding_dim), self.backbone) if queue else None
         self._fresh = Fresh()
 
@@ -77,9 +78,6 @@ class SwAV(OneBranch):
     @classmethod
     def sample(cls, views: int, rows: Rows, labels: Tensor | None) -> Pairs:
         return Pairs.from_crops(rows(views).unbind(1), labels=labels)
-
-    def _fewest_views(self) -> int:
-        return max(2, self.large)
 
     def embed(self, batch: Batch) -> EncodedBatch:
         large, small = (in_passes(self.branch, part) for part in (batch.views[: self.large], batch.views[self.large :]))

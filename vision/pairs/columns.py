@@ -144,8 +144,15 @@ class ColumnPairs(PairKind):
 
 def split_rows(pairs: PairedSet, share: float, generator: torch.Generator) -> tuple[PairedSet, PairedSet]:
     """Split rows in two parts without a common image. share: of the rows in the first part, as near as possible."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
     count = pairs.ids.shape[1] - bool(pairs.captions)
-    group = _groups(pairs.ids[:, :count])
+    ids = pairs.ids[:, :count]
+    one, other = ids[:, :1].expand_as(ids).flatten().numpy(), ids.flatten().numpy()
+    links = coo_array(([True] * len(one), (one, other)), shape=[int(ids.max()) + 1] * 2)
+    component = torch.from_numpy(connected_components(links, directed=False)[1])  # rows that share an image are linked
+    group = component[ids[:, 0]].unique(return_inverse=True)[1]
     first = torch.zeros(len(pairs), dtype=torch.bool)
     _, sizes = group.unique(return_counts=True)
     wanted, total = round(share * len(pairs)), 0
@@ -159,18 +166,6 @@ def split_rows(pairs: PairedSet, share: float, generator: torch.Generator) -> tu
             "common, too few to hold some back. Give pairs for testing as a separate table, vision.data.test."
         )
     return pairs.take(first.nonzero().flatten()), pairs.take((~first).nonzero().flatten())
-
-
-def _groups(ids: Tensor) -> Tensor:
-    """Number the connected components (n,) of rows (n, C) that are linked by a common number."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    total = int(ids.max()) + 1
-    one, other = ids[:, :1].expand_as(ids).flatten().numpy(), ids.flatten().numpy()
-    links = coo_array(([True] * len(one), (one, other)), shape=(total, total))
-    component = torch.from_numpy(connected_components(links, directed=False)[1])
-    return component[ids[:, 0]].unique(return_inverse=True)[1]
 
 
 def read_pairs(

@@ -226,8 +226,11 @@ def _read_folder(
     return images
 
 
-def _warn_of_masks(tree: Tree) -> None:
-    """Name classes that look like masks of the others' images, as in VOC and Pets: by name, and the same files."""
+def _classes(tree: Tree, empty: Iterable[str], wanted: Classes) -> tuple[str, ...]:
+    """Return the names of the classes, in the order of their labels."""
+    if not tree.folders:
+        return ()
+    # As in VOC and Pets: masks of the others' images have such names, and the same files.
     masks = {name for name, inner in tree.folders.items() if any(MASKS.search(each.path.name) for each in inner.walk())}
     stems = {name: {file.stem for file in inner.images()} for name, inner in tree.folders.items() if masks}
     images = set().union(*(stems[name] for name in stems.keys() - masks))
@@ -236,13 +239,6 @@ def _warn_of_masks(tree: Tree) -> None:
             f"folders of {tree.path} are read as classes, and look like masks of the other images: "
             f"{first_names(found)}. If they are, give the folder of the images alone as vision.data.source"
         )
-
-
-def _classes(tree: Tree, empty: Iterable[str], wanted: Classes) -> tuple[str, ...]:
-    """Return the names of the classes, in the order of their labels."""
-    if not tree.folders:
-        return ()
-    _warn_of_masks(tree)
     classes = tuple(sorted({*tree.folders, *empty}))
     if wanted is not None:
         check_wanted(str(tree.path), (*classes, *tree.empty), wanted)
