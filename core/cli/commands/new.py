@@ -106,8 +106,7 @@ def package_of(name: str) -> str:
     for imported, distribution in _others():
         if package == imported.lower() or canonicalize_name(name) == canonicalize_name(distribution):
             raise ConfigError(
-                f"{name!r} would take the place of {distribution}, which is imported as {imported!r}: give another "
-                "name, such as my-objectives."
+                f"{name!r} would take the place of {distribution}. Choose another, such as my-objectives."
             )
     return package
 
