@@ -37,7 +37,12 @@ class Layout:
     scores: Tensor | None = None
 
     def fitted(self, dim: int | None = None, classes: int | None = None) -> Layout:
-        """Return the batch with another width, or with labels below a number of classes. None keeps them."""
+        """Return the batch with another width, or with labels below a number of classes.
+
+        Args:
+            dim: the width. None keeps it.
+            classes: the number of classes. None keeps the labels.
+        """
         made = self
         if dim is not None:
             made = replace(made, shapes={name: (*shape[:-1], dim) for name, shape in made.shapes.items()})
@@ -51,7 +56,12 @@ class Layout:
         return next(iter(self.shapes.values()))[-1]
 
     def leaves(self, dtype: torch.dtype = torch.float64, seed: int = 0) -> Leaves:
-        """Return standard normal leaves of a dtype, drawn from a seed, that require a gradient."""
+        """Return standard normal leaves that require a gradient.
+
+        Args:
+            dtype: of all of them.
+            seed: of the draw.
+        """
         source = torch.Generator().manual_seed(seed)
         return {
             name: torch.randn(shape, generator=source, dtype=torch.float64).to(dtype).requires_grad_()

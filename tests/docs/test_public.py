@@ -34,7 +34,7 @@ def test_every_public_docstring_says_what_it_must():
     names = {each.name for each in public.entries()}
     assert {"infonce", "dipole.text.senteval.SE.eval", "dipole.Composite.forward"} <= names
     assert "dipole.core.train.run.Run.advance" in names
-    assert "dipole.rl.ContrastiveSAC.learn" not in names  # of PixelAgent, which has one
+    assert "dipole.rl.ContrastiveSAC.predict" not in names  # of stable-baselines3
 
 
 @pytest.mark.usefixtures("domains")
