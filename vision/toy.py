@@ -179,14 +179,13 @@ class ToyAdapter(Adapter):
     @torch.no_grad()
     def features(self, split: str) -> tuple[Tensor, Tensor]:
         """Return the embeddings of "train" or "test" points and their labels."""
-        return self.world.embedded(self._part(split))
+        if split != "train":
+            split = self.part
+        return self.world.embedded(split)
 
     @torch.no_grad()
     def evaluate(self, objective: Any) -> dict[str, float]:
-        return self.world.evaluate(self._part("test"), objective, self.workdir)
-
-    def _part(self, split: str) -> str:
-        return split if split == "train" else self.part
+        return self.world.evaluate(self.part, objective, self.workdir)
 
     def data_info(self) -> dict[str, Any]:
         content = self.points.numpy().tobytes() + self.labels.numpy().tobytes()

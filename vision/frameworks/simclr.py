@@ -91,15 +91,14 @@ class SimCLR(OneBranch):
                 f"{counted(most, 'negative')} per anchor with vision.simclr.negatives = {repel!r}, fewer than "
                 f"{config.negatives}. Raise train.batch_size, or take method = 'moco' with a queue."
             )
-        by_label = config.pairs == "labels"
-        if by_label and repel != "all":
+        if config.pairs != "labels":
+            return cls(setup.branch(), None, negatives=config.negatives, repel=repel)
+        if repel != "all":
             raise ConfigError(
                 f"vision.simclr.negatives = {repel!r} has no effect with vision.pairs = 'labels': all views of other "
                 "classes repel. Remove it."
             )
-        if by_label:
-            return SupCon(setup.branch(), None, negatives=config.negatives)
-        return cls(setup.branch(), None, negatives=config.negatives, repel=repel)
+        return SupCon(setup.branch(), None, negatives=config.negatives)
 
     @classmethod
     def order(cls, config: VisionSettings, images: ImageSet, batch_size: int, world_size: int, seed: Seeds) -> Order:
