@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +45,10 @@ def descend(rows: Rows, labels: Tensor, classes: int, width: int, how: Descent, 
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         layer.weight.copy_(torch.randn(layer.weight.shape, generator=generator) * 0.01)
-    optimizer = _optimizer(layer, how, how.learning_rate or rate)
+    settings: dict[str, Any] = {"lr": how.learning_rate or rate, "weight_decay": how.weight_decay}
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(layer.parameters(), momentum=0.9, **settings)
+    if how.solver == "adam":
+        optimizer = torch.optim.Adam(layer.parameters(), betas=(0.5, 0.999), **settings)
     schedule = _schedule(optimizer, how, how.decay or decay)
     for epoch in range(how.epochs):
         batches = torch.randperm(len(labels), generator=generator).split(how.batch_size or batch_size)
@@ -55,12 +59,6 @@ def descend(rows: Rows, labels: Tensor, classes: int, width: int, how: Descent, 
             optimizer.step()
         schedule.step()
     return layer
-
-
-def _optimizer(layer: nn.Linear, how: Descent, rate: float) -> torch.optim.Optimizer:
-    if how.solver == "adam":
-        return torch.optim.Adam(layer.parameters(), rate, betas=(0.5, 0.999), weight_decay=how.weight_decay)
-    return torch.optim.SGD(layer.parameters(), rate, momentum=0.9, weight_decay=how.weight_decay)
 
 
 def _schedule(optimizer: torch.optim.Optimizer, how: Descent, decay: float) -> torch.optim.lr_scheduler.LRScheduler:

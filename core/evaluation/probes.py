@@ -192,15 +192,8 @@ def linear_probe(
         weight, bias, converged = fit_softmax(data.train_x, data.train_y, len(data.classes), l2)
         return _result(data, data.test_x.double() @ weight.T + bias, converged=converged)
     how = Descent(solver, epochs, batch_size, learning_rate, l2 or 0.0, schedule, milestones, decay)
-    x = data.train_x
-    layer = descend(
-        lambda _, batches: (x[index.to(x.device)] for index in batches),
-        data.train_y,
-        len(data.classes),
-        x.shape[1],
-        how,
-        seed,
-    )
+    x, y, classes = data.train_x, data.train_y, len(data.classes)
+    layer = descend(lambda _, batches: (x[index.to(x.device)] for index in batches), y, classes, x.shape[1], how, seed)
     with torch.no_grad():
         return _result(data, layer(data.test_x))
 
