@@ -160,9 +160,7 @@ LAYOUTS = (
 
 
 def hard_pairs(count: int, width: int, dtype: torch.dtype) -> Leaves:
-    """Return far positives and near negatives, on which exponentials overflow at a low temperature. Norms are around
-    3.
-    """
+    """Return far positives and near negatives of norms around 3. At a low temperature their exponentials overflow."""
     source = torch.Generator().manual_seed(1)
     noise = torch.randn((2, count, width), generator=source, dtype=torch.float64) * 0.3 / width**0.5
     first, second = torch.zeros(2, width, dtype=torch.float64)

@@ -149,10 +149,10 @@ class ObjectiveCallback(TrainerCallback, ExportableState):
         if getattr(optimizer, "step_was_skipped", False):
             return
         for each in [*self._found, *called]:
+            own = {id(parameter) for parameter in each.objective.parameters()}
+            groups = [group for group in optimizer.param_groups if not own or own & {id(p) for p in group["params"]}]
             # The trainer counts the step afterwards.
-            each.objective.after_step(
-                learning_rate_of(each.objective, optimizer), state.global_step + 1, state.max_steps
-            )
+            each.objective.after_step(float(groups[0]["lr"]), state.global_step + 1, state.max_steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._forget_gradients()
@@ -254,13 +254,6 @@ def checkpoint_folder(args: Any, state: Any) -> Path:
 def tensors_hash(values: dict[str, Tensor]) -> str:
     """Return a hash of named tensors on any device."""
     return hashlib.sha256(save({name: value.cpu() for name, value in values.items()})).hexdigest()
-
-
-def learning_rate_of(objective: Composite, optimizer: Any) -> float:
-    """Return the optimizer's learning rate of the objective's parameters, or of all if it has none."""
-    own = {id(parameter) for parameter in objective.parameters()}
-    groups = [group for group in optimizer.param_groups if not own or own & {id(p) for p in group["params"]}]
-    return float(groups[0]["lr"])
 
 
 defaults: list[Any] = DEFAULT_CALLBACKS
