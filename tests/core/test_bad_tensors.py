@@ -301,7 +301,7 @@ def test_labels_that_do_not_fit_are_named(name):
     (lambda: evaluation.pair_histogram(X), r"pair_histogram\(first, second\)"),
     (lambda: evaluation.alignment(X, Y[:5]), r"one shape, got \(24, 4\) and \(5, 4\)"),
     (lambda: evaluation.alignment(Pairs.of_points(torch.from_numpy(X)), Y), "got Pairs and an array"),
-    (lambda: evaluation.mean_distance_ceiling(1), "n must be at least 2"),
+    (lambda: evaluation.mean_distance_ceiling(1), "n must be an integer >= 2"),
     (lambda: evaluation.knn_probe(X, GROUPS, Y, GROUPS, chunk=0), "chunk must be an integer >= 1"),
     (lambda: evaluation.knn_probe(X, GROUPS, Y, GROUPS, temperature=np.nan), "temperature must be a number > 0"),
     (lambda: evaluation.linear_probe(X * np.float64(1e200), GROUPS, Y, GROUPS, standardize=False), "float32"),
