@@ -27,6 +27,10 @@ LETTERS, LINES = 36, 3
 LETTER_WIDTH = 6.2
 SPARE = 0.25
 """Share by which letters of another font may be wider than those that labels are measured with."""
+CHOICE = {
+    "name": "chosen", "select": {"type": "point", "fields": ["series"]}, "bind": "legend", "views": ["series"]
+}  # fmt: skip
+"""The selection that a click in the legend makes, over the layer of this name. Altair would copy all layers for it."""
 NAMED = 12
 """So many values are read out in a description."""
 
@@ -83,6 +87,8 @@ class Chart:
         with library.utils.schemapi.debug_mode(False):  # checking each part against the schema doubles the time
             drawn: dict[str, Any] = self.draw(library).to_dict(validate=False)
         del drawn["config"], drawn["$schema"]
+        if any(layer.get("name") == CHOICE["views"][0] for layer in drawn["layer"]):
+            drawn["params"] = [CHOICE]
         # Altair would copy the rows several times.
         about = {"description": self.description, "padding": self.padding}
         return _printable({**about, "datasets": {"rows": self.rows, **self.datasets}, **drawn})
@@ -133,11 +139,6 @@ def short(value: float | None) -> float | None:
 def values_of(rows: Iterable[Mapping[str, Any]], name: str) -> list[str]:
     """Return the different values of a field, in order."""
     return list(dict.fromkeys(row[name] for row in rows))
-
-
-def chosen() -> Any:
-    """Return the selection that a click in the legend makes."""
-    return altair().selection_point(name="chosen", fields=["series"], bind="legend")
 
 
 def unless_chosen(shown: float, faint: float, **more: bool) -> Any:

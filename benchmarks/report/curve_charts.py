@@ -13,7 +13,6 @@ from dipole.benchmarks.report.chart import (
     WIDTH,
     Chart,
     Rows,
-    chosen,
     layered,
     series_by,
     short,
@@ -93,7 +92,7 @@ def line_chart(
         layers.append(base.mark_line(strokeWidth=2).encode(y=y("y"), strokeDash=dash, opacity=shown))
         marker = base.mark_point(filled=True, size=45, strokeWidth=0).transform_filter("datum.marker == 1")
         marker = marker.encode(y=y("y"), shape=shape, opacity=shown, tooltip=tips)
-        layers.append(marker.add_params(chosen()).properties(name="series"))
+        layers.append(marker.properties(name="series"))
         size = NARROW if is_narrow else (WIDTH, HEIGHT)
         x = alt.X("x:Q", title=x_label, scale=x_scale, axis=x_axis)
         return layered(layers, *size).encode(x=x, color=colour)
@@ -146,7 +145,7 @@ def histogram(
         filled = filled.encode(opacity=unless_chosen(0.18, 0.03), tooltip=[tip("series", " ")])
         outline = alt.Chart().mark_line(interpolate="step-after", strokeWidth=2)
         outline = outline.encode(strokeDash=dash, opacity=unless_chosen(1.0, 0.12))
-        layers = [filled, outline.add_params(chosen()).properties(name="series")]
+        layers = [filled, outline.properties(name="series")]
         return layered(layers, *NARROW).encode(x=x, y=y, color=colour)
 
     shown, columns = f"Densities of {', '.join(densities)}.", {"series": "series", "x": f"{x_label} from", "y": y_label}
@@ -176,7 +175,7 @@ def scatter_chart(
         tips = [tip("series", " "), tip("x", number_format=".4~g"), tip("y", number_format=".4~g")]
         drawn = alt.Chart().mark_point(filled=True, size=18)
         drawn = drawn.encode(x=x, y=y, color=colour, shape=shape, opacity=unless_chosen(0.7, 0.06), tooltip=tips)
-        return layered([drawn.add_params(chosen()).properties(name="series")], *NARROW)
+        return layered([drawn.properties(name="series")], *NARROW)
 
     shown = ", ".join(f"{counted(len(points), 'point')} of {label}" for label, points in groups.items()) + "."
     return Chart(

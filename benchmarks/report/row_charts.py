@@ -13,7 +13,6 @@ from dipole.benchmarks.report.chart import (
     Chart,
     Rows,
     broken,
-    chosen,
     first_of,
     layered,
     row_axis,
@@ -108,7 +107,7 @@ def interval_chart(title: str, x_label: str, rows: Sequence[ChartRow], reference
             line = alt.Chart(alt.NamedData("reference"))
             layers.insert(0, line.mark_rule(color=SOFT, strokeWidth=1.5).encode(x=x()))
         if len(sources) > 1:
-            layers[-1] = layers[-1].add_params(chosen()).properties(name="series")
+            layers[-1] = layers[-1].properties(name="series")
         return layered(layers, width_beside(labels), height)
 
     said = [f"{(row.label + ' ' + row.source).strip()} {row.value:.4g}" for row in rows if isfinite(row.value)]
