@@ -1,6 +1,5 @@
 """Ranks of a test: how they start, and how they end."""
 
-import functools
 import gc
 import multiprocessing
 import tempfile
@@ -31,25 +30,11 @@ def from_ranks(ranks, work, *args):
         return [torch.load(f"{folder}/{rank}.pt") for rank in range(ranks)]
 
 
-def leaving_together(work):
-    """The main function of a rank that ends when all have done their work.
-
-    What holds the group, a DistributedDataParallel above all, goes with the frame of `work`: one that outlives it can
-    abort or wait for ever. A rank that leaves early can abort another that still closes its connections.
-    """
-
-    @functools.wraps(work)
-    def run(*args):
-        work(*args)
-        gc.collect()
-        dist.barrier()
-        dist.destroy_process_group()
-
-    return run
-
-
-@leaving_together
 def _one_rank(rank, ranks, folder, work, args):
+    """What holds the group is gone before the end, and a rank that leaves early can abort one that still closes."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks)
     torch.save(work(rank, *args), f"{folder}/{rank}.pt")
+    gc.collect()
+    dist.barrier()
+    dist.destroy_process_group()

@@ -76,21 +76,20 @@ def may_wait(text: str, name: str) -> bool:
 
 def outcomes(text: str, device: torch.device, dtype: torch.dtype = torch.float64) -> Iterator[tuple[str, object]]:
     """Return the loss of a term with its gradients for every kind of pairs, or its error."""
-    generator = torch.Generator().manual_seed(0)
-    for name in [name for name, _ in constructors(torch.empty, torch.zeros(B), torch.device("cpu"))]:
-        leaves: list[Tensor] = []
+    generator, leaves = torch.Generator().manual_seed(0), []
 
-        def rows(*shape: int, leaves: list[Tensor] = leaves) -> Tensor:
-            leaves.append(torch.randn(*shape, dtype=dtype, generator=generator).to(device).requires_grad_())
-            return leaves[-1]
+    def rows(*shape: int) -> Tensor:
+        leaves.append(torch.randn(*shape, dtype=dtype, generator=generator).to(device).requires_grad_())
+        return leaves[-1]
 
-        labels = torch.tensor([0, 1, 0, 2, 1, 0]).to(device)
+    for name, make in constructors(rows, torch.tensor([0, 1, 0, 2, 1, 0]).to(device), device):
         torch.default_generator.manual_seed(0)  # `torch.manual_seed` formats its stack
-        built = objective(text, dim=D).to(device, dtype)
-        yield name, partial(step, built, dict(constructors(rows, labels, device))[name], leaves)
+        yield name, partial(step, objective(text, dim=D).to(device, dtype), make, leaves)
 
 
 def step(built: object, make: Callable[[], Pairs], leaves: list[Tensor]) -> tuple[Tensor, ...]:
+    for each in leaves:
+        each.grad = None
     loss = built(make()).loss
     if loss.requires_grad:
         loss.backward()
