@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import pytest
 from safetensors.torch import load_file
 
+from dipole import Objective
 from dipole.core.cli import main
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load_recipe
@@ -70,6 +71,23 @@ class Record:
             "data": {"name": "hub:somebody/books", "sizes": {}},
         }  # fmt: skip
         self.__dict__ |= values | changes
+
+
+class Counts(Objective):
+    """Notes the place and the learning rate of its steps."""
+
+    needs_negatives = False
+
+    def __init__(self):
+        super().__init__("cosine")
+        self.seen, self.rates = [], []
+
+    def loss(self, positive, rows):
+        return -rows.over_positives(positive)
+
+    def after_step(self, learning_rate, weight, step=None, total=None):
+        self.seen.append((step, total))
+        self.rates.append(learning_rate)
 
 
 def refused(error, words, call, *given, **settings):

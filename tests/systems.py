@@ -25,7 +25,6 @@ def _links() -> bool:
 
 
 links = pytest.mark.skipif(not _links(), reason="this user may make no symbolic links")
-
 KILL_SELF = "__import__('psutil').Process().kill()"
 """The text of a program that ends as if by kill -9."""
 

@@ -20,8 +20,6 @@ from dipole.core.utils import extras
 from dipole.core.utils.extras import install_line
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
 CHECKOUT, EDITABLE = {"dir_info": {}}, {"dir_info": {"editable": True}}
 
 

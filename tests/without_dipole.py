@@ -19,10 +19,7 @@ sys.meta_path.insert(0, Absent())
 
 
 def run_here(program, given, modules):
-    """Run a program in this process. Neither dipole nor the models that it has registered are known to it.
-
-    `modules` is a folder for the code of models that transformers loads.
-    """
+    """Run a program that knows no dipole and no model of it. transformers loads the code of models from `modules`."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in sys.modules if name.partition(".")[0] in ("dipole", "transformers_modules")]:
             patch.delitem(sys.modules, name)

@@ -146,8 +146,7 @@ def _solved(claim, parts, tables, want, on_bound):
     for number, one, other, low, high in limits:
         gap = np.zeros(len(cells) + 1)
         gap[at[one]], gap[at[other]] = 1, -1
-        room = min(1.0, (high - low) / 2 / SLACK)
-        slack = np.eye(len(cells) + 1)[-1] * room
+        slack = np.eye(len(cells) + 1)[-1] * min(1.0, (high - low) / 2 / SLACK)
         if want == "differs":
             if number == 0:  # all of the first part is far on its wrong side
                 reach = 0.5 if is_log else 10.0

@@ -15,7 +15,6 @@ from tests.benchmarks.conftest import RunsFolder, wait_for
 HOSTILE = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>\'"`{{7*7}}=1+1|</td>'
 DRIVER = shutil.which("chromedriver")
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
 MISSING = "needs Chromium: apt-get install chromium chromium-driver"
 pytestmark = pytest.mark.skipif(not (DRIVER and BROWSER), reason=MISSING)
 

@@ -26,7 +26,6 @@ from dipole.benchmarks.statistics import number
 
 altair = pytest.importorskip("altair")
 converter = pytest.importorskip("vl_convert")
-
 LINES = [Line("a", [1, 2, 3], [1.0, nan, 3.0], [0.5, nan, 2.5], [1.5, nan, 3.5]), Line("b", [1, 3], [2, 2])]
 ONE_OF_EACH = [
     line_chart("lines", "step", "value", LINES), histogram("histogram", "x", "y", [0.0, 0.5, 1.0], {"s": [2.0, 0.0]}),
@@ -99,8 +98,7 @@ def test_doubling_values_get_a_logarithmic_axis():
     assert not doubles([1, 2, 3, 4])
     assert not doubles([0, 1, 2, 4, 8])
     assert not doubles(range(1, 21))
-    chart = line_chart("t", "x", "y", [Line("l", [16, 32, 64, 128], [1, 2, 3, 4])])
-    svg = drawing.to_svg(chart.spec)
+    svg = drawing.to_svg(line_chart("t", "x", "y", [Line("l", [16, 32, 64, 128], [1, 2, 3, 4])]).spec)
     at = [float(x) for x in re.findall(r'<path[^>]*translate\(([0-9.]+),[^>]*fill="var\(--c0\)"', svg)]
     width = NARROW[0]
     assert at == pytest.approx([0, width / 3, 2 * width / 3, width], abs=0.01)
@@ -241,8 +239,7 @@ def test_twenty_models_of_many_seeds_are_readable(runs_folder, tmp_path):
     rows = [(f"m{i}", f"m{i}", None if i == 0 else "m0") for i in range(20)]
     more = {"values": lambda r, c, s: 0.5 + int(r[1:]) / 100 + (s * 7 % 50) / 1e3, "kind": "study"}
     runs_folder.suite("many", rows, [("a", "vision")], seeds=range(15), **more)
-    report = write_report(runs_folder.path, tmp_path / "report.html")
-    (section,) = report.sections
+    (section,) = write_report(runs_folder.path, tmp_path / "report.html").sections
     for picture_ in (one for group in section.pictures.values() for one in group):
         for name, most in (("series", contents.MOST_LINES), ("label", contents.MOST_ROWS), ("row", contents.MOST_ROWS)):
             assert len({row.get(name) for row in picture_.chart.rows}) <= most
@@ -313,8 +310,7 @@ def test_seeds_that_were_logged_at_other_steps_are_averaged_over_the_range_that_
     assert (line.x, line.y) == ([2, 3], [30, 40])
     assert line.high[0] - line.y[0] == pytest.approx(10 * 2**0.5)
     # By hand: the second is 10 at 2 and 30 at 6, so 15 at 3 and 25 at 5. The first is 2 at 1, 4 at 3, 8 at 5, 8 at 7.
-    curves = [Curve((1, 3, 5, 7), (2, 4, 8, 8)), Curve((2, 6), (10, 30))]
-    line = mean_line("m", curves)
+    line = mean_line("m", [Curve((1, 3, 5, 7), (2, 4, 8, 8)), Curve((2, 6), (10, 30))])
     assert line.x == [2, 3, 5, 6]
     assert line.y == pytest.approx([(3 + 10) / 2, (4 + 15) / 2, (8 + 25) / 2, (8 + 30) / 2])
     assert line.high[0] - line.low[0] == pytest.approx(2 * (10 - 3) / 2**0.5)
@@ -332,8 +328,7 @@ def test_numbers_have_about_four_digits_and_a_table_in_latex_its_best_bold():
     sheet = ReportTable("s", "T", ("method", "x"), rows)
     assert sheet.numeric == (False, True)
     lines = to_latex(sheet).splitlines()
-    assert lines[1] == r"\begin{tabular}{lr}"
-    assert lines[5] == r"a\_b & \textbf{50 \% \& more} \\"
+    assert (lines[1], lines[5]) == (r"\begin{tabular}{lr}", r"a\_b & \textbf{50 \% \& more} \\")
     assert lines[7] == r"\textbackslash{}x\{1\} & 1 $\pm$ 2 \\"
 
 

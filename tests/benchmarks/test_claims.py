@@ -84,10 +84,7 @@ def test_a_part_without_its_parameters_is_refused(given, said):
 
 
 def with_gaps(id_, gaps, seeds=6, noise=0.05, level=60.0, untrained=None):
-    """A claim's tables, every row at one level but row a of its first test, which is off by these gaps, by column.
-
-    untrained: level of every row before training.
-    """
+    """A claim's tables: row a of its first test is off by these gaps, others have one level, `untrained` before."""
     claim, _, tables = RAW[id_]
     test = claim["tests"][0]
     first = test["a"] if isinstance(test["a"], str) else f"{test['a']['method']} / {test['a']['group']}"
@@ -236,8 +233,7 @@ def test_a_claim_is_never_shown_by_part_of_its_comparisons_but_may_be_refuted_by
 def test_printed_spreads_are_tested_by_welch_from_what_is_printed():
     """LMCL Table 1 prints deviations over 20 trials, most tables none."""
     claim, table = CLAIMS["lmcl-c01"], published.table("lmcl-table1")
-    outcome = judge_claim(claim, published.tables())
-    for item in outcome.parts[0].items:
+    for item in judge_claim(claim, published.tables()).parts[0].items:
         ours, base = (table.find(row).cells[item.comparison.label] for row in ("LMCT (Ours)", "Conventional CT"))
         expected = stats.ttest_ind_from_stats(ours.mean, ours.std, 20, base.mean, base.std, 20, equal_var=False)
         assert item.evidence.p == pytest.approx(expected.pvalue)
@@ -305,8 +301,7 @@ def test_false_alarms_stay_below_their_level():
 
 def test_the_claims_of_a_suite_are_one_family(runs_folder):
     """Each claim of CACR Table 9 is shown alone at 0.03. Of three together none is."""
-    generator = np.random.default_rng(0)
-    unit = generator.normal(size=3)
+    unit = np.random.default_rng(0).normal(size=3)
     unit = (unit - unit.mean()) / unit.std(ddof=1)
     shift = stats.t.isf(0.015, 2) / np.sqrt(3)  # a paired p of 0.03 against the bound
     level = {"CACR": 0.0, "w/o pi+": -(shift), "w/o pi-": -(5 + shift), "UAUR": -(5 + 3 * shift)}
@@ -362,8 +357,7 @@ def test_kind_bound_estimate_p_and_verdict_stand_in_every_format(runs_folder, tm
 )
 def test_a_printed_number_is_judged_by_its_margin_on_both_sides(shift, verdict):
     """Welch against 75 +- 0.2 of five trials: inside the point, across it, outside of it."""
-    generator = np.random.default_rng(0)
-    noise = generator.normal(size=6)
+    noise = np.random.default_rng(0).normal(size=6)
     ours = 75 + shift + 0.3 * (noise - noise.mean()) / noise.std(ddof=1)
     found = printed_numbers.compare_printed(
         published.PrintedCell(75.0, 0.2), 5, summarize(ours.tolist()), "accuracy %", True

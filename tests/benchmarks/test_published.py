@@ -366,8 +366,7 @@ def test_a_claim_about_two_tables_rests_on_no_suite_that_lacks_results_or_is_mar
 def test_the_mark_changes_no_run_and_other_settings_have_none(name):
     suite = read_suite(name)
     small = suite.scale["small"]
-    scales = {"small": small.model_copy(update={"not_decidable": ""})}
-    plain = suite.model_copy(update={"scale": scales})
+    plain = suite.model_copy(update={"scale": {"small": small.model_copy(update={"not_decidable": ""})}})
     jobs = suite.at("small").jobs()
     assert [job.hash for job in jobs] == [job.hash for job in plain.at("small").jobs()]
     assert suite.at("small").manifest(jobs).not_decidable == small.not_decidable

@@ -226,8 +226,7 @@ def test_control_tables_carry_a_row_without_contrast(name, tmp_path):
     (control,) = [row for row in suite.rows if row.objective == "none"]
     assert control.label not in {row.label for row in published.tables()[name].rows}
     for scale in suite.scale:
-        jobs = suite.at(scale).jobs()
-        of_control = [job for job in jobs if job.cells[0].row == control.label]
+        of_control = [job for job in suite.at(scale).jobs() if job.cells[0].row == control.label]
         assert all(job.config.objective == "none" for job in of_control)
     # Beside the paper's numbers it has a dash.
     sheet = beside_table(SuiteResults(suite.at("small").manifest(suite.at("small").jobs()), {}))
@@ -356,8 +355,7 @@ def test_a_row_may_have_another_recipe_and_objective_at_one_scale(suite_file):
                 assert (large.size, large.crop_scale) == (224, (0.14, 1.0))
                 assert (tiny.size, tiny.crop_scale) == (96, (0.05, 0.14))
                 assert large.kernel(224) == tiny.kernel(96)
-    text = suite_file.read_text()
-    suite_file.write_text(text + '\n[scale.small.change.nobody]\nrecipe = "x"\n')
+    suite_file.write_text(suite_file.read_text() + '\n[scale.small.change.nobody]\nrecipe = "x"\n')
     refused(ConfigError, "change: 'nobody' is no row of scale 'small'", read_suite, suite_file)
 
 

@@ -70,8 +70,7 @@ def test_every_set_of_blocks_is_equally_likely(among, count):
 def test_draws_of_two_points_and_of_two_steps_are_independent():
     first, second = (distinct(torch.arange(4000), 6, 2, draw).sort(1).values for draw in (0, 1))
     for one, other in ((first, second), (first[:-1], first[1:])):
-        same = (one == other).all(1).double().mean()
-        assert abs(float(same) - 1 / 15) < 4 * (1 / 15 / 4000) ** 0.5
+        assert abs(float((one == other).all(1).double().mean()) - 1 / 15) < 4 * (1 / 15 / 4000) ** 0.5
 
 
 def test_blocks_that_are_missing_or_ignored():

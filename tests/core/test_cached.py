@@ -9,14 +9,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import dipole
-from dipole import ConfigError, Objective, OptionError, Pairs, PairsError, SpecError
+from dipole import ConfigError, OptionError, Pairs, PairsError, SpecError
 from dipole.core.utils.errors import CheckpointError
 from tests.ranks import from_ranks
-from tests.runs import refused
+from tests.runs import Counts, refused
 
 ROWS = 11
-
-
 ENCODERS = {
     "mlp": lambda: nn.Sequential(
         nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 12), nn.Dropout(0.3), nn.Linear(12, 6)
@@ -401,24 +399,10 @@ def test_two_processes_are_one():
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
 
 
-class Counts(Objective):  # notes its steps
-    def __init__(self):
-        super().__init__("cosine")
-        self.seen = []
-
-    def loss(self, positive, rows):
-        return -rows.over_positives(positive)
-
-    needs_negatives = False
-
-    def after_step(self, learning_rate, weight, step=None, total=None):
-        self.seen.append((learning_rate, step, total))
-
-
 @pytest.mark.parametrize("joined", [False, True])
 def test_after_step_is_told_step_and_total_with_and_without_a_model(tmp_path, joined):
     data, model, term, idle = rows("xy", labels=False), Two(), Counts(), Counts()
     dipole.compute_loss(idle)  # of no trainer
     loss = dipole.compute_loss(term, model=model if joined else None)
     trained(model, loss, data, tmp_path, max_steps=-1, num_train_epochs=2, eval_strategy="epoch")
-    assert (term.seen, idle.seen) == ([(0.5, 1, 2), (0.5, 2, 2)], [])
+    assert (term.seen, term.rates, idle.seen) == ([(1, 2), (2, 2)], [0.5, 0.5], [])

@@ -20,7 +20,6 @@ pairs_module, blocks_module, indices_module, supcon_module = (
     importlib.import_module(f"dipole.core.objectives.{name}")
     for name in ("pair_data", "losses.blocks", "indices", "losses.supcon")
 )
-
 B, D = 6, 4
 Rows = Callable[..., Tensor]
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
@@ -33,8 +32,6 @@ TERMS = {
     "fixed sigmoid": "siglip(temperature=0.1, bias=-1)",
     "proximal": "infonce(temperature=0.01) + 0.1*cllr(solver=proximal)",
 }  # fmt: skip
-
-
 SCALARS = "align_uniform", "blocks", "dp", "rbf"
 
 

@@ -87,8 +87,7 @@ def test_histogram_counts_each_pair_once():
 
 
 def test_pair_histogram_counts_positives_and_negatives():
-    draw = torch.Generator().manual_seed(3)
-    f, g = torch.randn(2, 9, 4, generator=draw, dtype=torch.float64)
+    f, g = torch.randn(2, 9, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     pairs = Pairs.from_window(f, g, torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2]))
     found = diagnostics.pair_histogram(pairs, bins=8)
     kinds = {True: [], False: []}

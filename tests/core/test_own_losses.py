@@ -57,8 +57,7 @@ def test_the_page_shows_each_hook_and_what_it_schedules():
 def test_a_term_in_its_run():
     torch.manual_seed(0)
     loss = dipole.objective("infonce + 0.1*centred(least=6)", dim=4)
-    few = loss(torch.randn(2, 4), torch.randn(2, 4))
-    assert few.terms["centred"].note == "0: fewer than 6 rows"
+    assert loss(torch.randn(2, 4), torch.randn(2, 4)).terms["centred"].note == "0: fewer than 6 rows"
     loss.after_step(0.1, 3, 12)
     term = loss.terms[1]
     assert (term.summary()["part of the run"], term.remarks()) == (0.25, [])

@@ -125,8 +125,7 @@ def test_which_hard_negatives_repel():
     assert whole.candidate_labels.tolist() == [4, 5, 6] + [-1] * 6
     assert whole.candidate_index.tolist() == [30, 10, 20] + [-1] * 6
     assert torch.equal(whole.candidates[[4, 7]], hard[1])
-    own = Pairs.from_columns(a, p, hard, negatives_of="own")
-    assert sets(own, 1) == ({1}, {0, 2, 4, 7})
+    assert sets(Pairs.from_columns(a, p, hard, negatives_of="own"), 1) == ({1}, {0, 2, 4, 7})
     alone = Pairs.from_columns(a, p, hard, negatives_of="own", batch_negatives=False)
     assert sets(alone, 1) == ({1}, {4, 7})
     assert alone.negative_counts.tolist() == [2, 2, 2]
@@ -146,8 +145,7 @@ def test_both_directions_are_the_symmetric_cross_entropy_of_clip():
     assert pairs.index.tolist() == [*range(90, 97)] * 2
     assert sets(pairs.with_intra_batch(), 2) == ({9}, set(range(14)) - {2, 9})
     # A class is looked for on the other side alone.
-    supervised = dipole.objective("tuple").terms[0].prepare(pairs)
-    assert sets(supervised, 2) == ({7, 9, 11, 13}, {8, 10, 12})
+    assert sets(dipole.objective("tuple").terms[0].prepare(pairs), 2) == ({7, 9, 11, 13}, {8, 10, 12})
     one, two = pairs.within_sides()
     assert one.negative_counts.tolist() == two.negative_counts.tolist() == [6] * 7
 
@@ -168,10 +166,7 @@ def weighted(distances, sharpness):
 
 
 def described(views, t_pos, t_neg, of_images):
-    """Attraction over all views and images, repulsion over pairs of views x < y and images.
-
-    Each image counts by its weight.
-    """
+    """Attraction over views and images, repulsion over views x < y and images. An image counts by its weight."""
     unit = F.normalize(torch.stack(views).detach(), dim=2)
     count, batch, _ = unit.shape
     squared = 2 - 2 * torch.einsum("xid,yjd->xiyj", unit, unit)
@@ -291,8 +286,7 @@ def test_weights_of_an_instance_go_to_its_anchors_and_changed_copies_keep_them()
     # Padding moves behind the real positives, and the weights with it.
     pairs = weighted_layouts(z)["own indices"]
     assert (pairs.positives[0].tolist(), pairs.weights[0, 0]) == ([0, -1], of_pairs[0, 1])
-    halves = Pairs.cross(z[0].half(), z[1].half(), weights=w > 0)
-    assert halves.weights.dtype == torch.float32
+    assert Pairs.cross(z[0].half(), z[1].half(), weights=w > 0).weights.dtype == torch.float32
     assert Pairs.cross(z[0], z[1], weights=torch.ones(B, dtype=torch.long)).weights.dtype == torch.double
     pairs = weighted_layouts(z)["queries"]
     assert torch.equal(pairs.first_positives(1).weights, pairs.weights[:, :1])
@@ -351,8 +345,7 @@ def test_cached_encoders_keep_the_weights(shape):
     def related(a: Tensor, b: Tensor, weights: Tensor) -> Pairs:
         return Pairs.from_views([a, b], weights=weights)
 
-    step = dipole.cached(encoder, "infonce", microbatch=3, pairs=related)
-    loss = step(*views, weights=weights)
+    loss = dipole.cached(encoder, "infonce", microbatch=3, pairs=related)(*views, weights=weights)
     wanted = dipole.objective("infonce")(related(*map(encoder, views), weights)).loss
     torch.testing.assert_close(loss, wanted)
     grads = [torch.autograd.grad(each, encoder.weight)[0] for each in (loss, wanted)]

@@ -21,8 +21,7 @@ def relations(pairs, i):
 
 
 def test_positives_and_negatives_of_views_and_keys():
-    z = torch.randn(3, 4, 2)
-    pairs = Pairs.from_views(list(z), labels=torch.tensor([5, 6, 7, 8]))
+    pairs = Pairs.from_views(list(torch.randn(3, 4, 2)), labels=torch.tensor([5, 6, 7, 8]))
     # Instance 1 of view 1.
     assert relations(pairs, 5) == ({1, 9}, {5}, {0, 2, 3, 4, 6, 7, 8, 10, 11})
     assert pairs.labels.tolist() == [5, 6, 7, 8] * 3
@@ -179,8 +178,7 @@ def test_as_many_candidates_as_anchors_are_not_the_anchors():
     lambda: Pairs.from_blocks(torch.randn(4, 3, 5), "first", "means"),
 ])  # fmt: skip
 def test_queries_repel_each_other_once_and_never_their_own_instance(make):
-    plain = make()
-    pairs = plain.with_intra_batch()
+    pairs = make().with_intra_batch()
     mask = pairs.negative_mask()
     assert torch.equal(mask.sum(1), pairs.negative_counts)
     for own, repelling in zip(pairs.index, mask, strict=True):
@@ -307,8 +305,7 @@ def test_a_term_that_reads_rows_without_gradient_removes_none(alone):
     a, b = torch.randn(2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
     term, other = TeacherCodes(), dipole.objective("regression").terms[0]
     terms = [term] if alone else [term, other]
-    total = Composite(terms, [1.0] * len(terms))(a, b).loss
-    found = torch.autograd.grad(total, (a, b))
+    found = torch.autograd.grad(Composite(terms, [1.0] * len(terms))(a, b).loss, (a, b))
     z = torch.nn.functional.normalize(torch.cat([a, b]), dim=1)
     s = (z * z.roll(6, 0)).sum(1)
     weights = (s + (z @ z.T).mean()).detach()
@@ -338,8 +335,7 @@ def test_positives_of_a_single_class_are_pairs():
     distance = squared / 4
     inside = ((distance - 0.1) * (0.5 - distance)).clamp_min(0)
     assert float(inside.sum()) > 0
-    found = dipole.objective("dp")(pairs)
-    torch.testing.assert_close(found.terms["dp"].value, inside.mean())
+    torch.testing.assert_close(dipole.objective("dp")(pairs).terms["dp"].value, inside.mean())
     expected = squared.mean() + (-2 * squared).exp().mean().log()
     torch.testing.assert_close(dipole.objective("align_uniform")(pairs).loss, expected)
 

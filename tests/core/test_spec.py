@@ -88,8 +88,7 @@ def test_errors_point_at_the_culprit(text, word, under):
     message = str(caught.value)
     assert word in message
     line, carets = message.split("\n")[-2:]
-    start = carets.index("^")
-    assert line[start:].startswith(under)
+    assert line[carets.index("^") :].startswith(under)
     assert carets.count("^") >= len(under.split("=")[0]) or under in (")", "1")
 
 

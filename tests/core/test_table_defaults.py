@@ -1,7 +1,4 @@
-"""Defaults of [train] and of the domains' tables, written down: old runs are named by what differs from them.
-
-python tests/core/test_table_defaults.py    # writes down new settings
-"""
+"""Defaults of [train] and the domains' tables: runs are named by what differs. Running the file writes new ones."""
 
 import json
 from pathlib import Path

@@ -190,8 +190,7 @@ def test_trained_classifier_between_the_infimum_and_the_mean():
 
 
 def test_the_hinge_optimum_is_that_of_a_linear_program():
-    generator = torch.Generator().manual_seed(3)
-    x, y = torch.randn(24, 2, generator=generator).double(), torch.arange(24) % 2
+    x, y = torch.randn(24, 2, generator=torch.Generator().manual_seed(3)).double(), torch.arange(24) % 2
     points = Latent.of(x, y)
     sign = torch.where(torch.arange(24) < 12, 1.0, -1.0).double()
     rows = torch.cat([-sign[:, None] * points.features, -torch.eye(24)], 1)  # 1 - y w^T x <= xi
@@ -232,8 +231,7 @@ def test_deviation_constants_and_orders():
     assert later == pytest.approx(first / 2)
     assert arora.generalization(2.0, 50.0, 100, 0.95, 3.0) == pytest.approx(3 * (1.0 + first))
     assert arora.margin(1.0, 0.5, 0.1, constant=2.0) == pytest.approx(1 + math.sqrt(math.log(10)))
-    uniform = torch.full((10,), 0.1, dtype=torch.float64)
-    assert some_collision(uniform, 8) == pytest.approx(1 - 0.9**8)
+    assert some_collision(torch.full((10,), 0.1, dtype=torch.float64), 8) == pytest.approx(1 - 0.9**8)
     assert lmcl.generalization(1, 10, 5.0) == pytest.approx(math.sqrt(2) * 0.5)  # log^2(1) = 0
 
 

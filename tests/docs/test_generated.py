@@ -23,6 +23,7 @@ from scipy import stats
 from dipole.benchmarks.statistics import power
 from dipole.core.objectives.registry import registry
 from tests import systems
+from tests.runs import refused
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -62,8 +63,7 @@ def test_the_weights_drawn_are_those_of_the_formulas():
         if distance == pytest.approx(0.5):  # the end of the margin, of two slopes
             continue
         inside = 0.1 < distance < 0.5
-        # g = (D - 0.1)(0.5 - D), dD / ds = -1 / 2: far ends of the margin are pushed out, near ones drawn in.
-        # It is a mean over the 81 negatives.
+        # g = (D - 0.1)(0.5 - D), dD / ds = -1 / 2, in the mean over 81 negatives: far ends of the margin go out.
         assert 81 * weight == pytest.approx(-0.1 * (0.6 - 2 * distance) / 2 if inside else 0, abs=1e-9)
 
 
@@ -72,8 +72,7 @@ def test_every_formula_and_picture_is_drawn():
     for name, added in objectives.ADDED.items():
         assert drawing.formula(added["tex"]).lstrip().startswith(b"<?xml"), name
         if "option" in added:
-            options = {option.name for option in registry.get(name).options}
-            assert added["option"] in options, name
+            assert added["option"] in {option.name for option in registry.get(name).options}, name
             for value in added["values"]:
                 text = drawing.spelled(name, added["option"], value, added.get("fixed", ""))
                 assert float(drawing.negative_weights(text)[1].abs().max()) > 0, text
@@ -113,11 +112,9 @@ KEPT = ROOT / "benchmarks" / "results" / "suites"
 
 
 def test_templates_are_filled():
-    text = "a {{ cross-domain:\n decided }} b {not} c"
-    assert render.filled(text) == "a 2 of 36 b {not} c"
+    assert render.filled("a {{ cross-domain:\n decided }} b {not} c") == "a 2 of 36 b {not} c"
     assert render.filled("{{ table: agents }}").startswith("| objective beside SAC")
-    with pytest.raises(KeyError):
-        render.filled("{{ table: nowhere }}")
+    refused(KeyError, None, render.filled, "{{ table: nowhere }}")
     assert (render._p(0.0505), render._p(0.0474), render._p(0.0023)) == ("0.0505", "0.0474", "0.0023")
 
 
@@ -177,8 +174,7 @@ def test_the_gain_of_polarization_is_a_paired_t_test():
 @pytest.mark.parametrize("of", ["x @ y", "claim z", "a - b @ c", "detectable x"])
 def test_what_there_is_not_is_no_number(of):
     for suite in ("cross-domain", "nowhere"):
-        with pytest.raises((LookupError, StopIteration)):
-            render.value_of(f"{suite}: {of}")
+        refused((LookupError, StopIteration), None, render.value_of, f"{suite}: {of}")
 
 
 def test_the_detectable_difference_has_the_unit_of_its_column():
@@ -194,8 +190,7 @@ def test_the_detectable_difference_has_the_unit_of_its_column():
 
 @pytest.mark.parametrize("what", ["decided", "p", "gain infonce", "infonce @ Easy", "infonce - none @ Easy", "claim x"])
 def test_no_page_counts_a_suite_that_cannot_decide_anything(what):
-    with pytest.raises(LookupError, match=r"cannot decide anything.*8,000 environment steps"):
-        render.value_of(f"six-tasks: {what}")
+    refused(LookupError, r"cannot decide anything.*8,000 environment steps", render.value_of, f"six-tasks: {what}")
     assert float(render.value_of("six-tasks: mean none @ Spin")) < 1
 
 
@@ -237,10 +232,8 @@ def test_one_setting_gives_urls_and_clone_line(address, moved):
 
 def test_every_extra_is_described_with_the_same_lines():
     assert install.EXTRAS.keys() == PROJECT["project"]["optional-dependencies"].keys()
-    lines = install.block("all")
-    assert lines in (ROOT / "README.md").read_text(encoding="utf-8")
-    page = (ROOT / "docs" / "start" / "install.md").read_text(encoding="utf-8")
-    assert install.enter() in page
+    assert install.block("all") in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert install.enter() in (ROOT / "docs" / "start" / "install.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -214,8 +214,7 @@ class Raising:
 def test_all_that_a_module_defines_is_public_where_it_names_nothing():
     module = ModuleType("some.module")
     for name, place in (("own", "some.module"), ("_own", "some.module"), ("other", "elsewhere")):
-        value = type(name, (), {"__module__": place})
-        setattr(module, name, value)
+        setattr(module, name, type(name, (), {"__module__": place}))
     assert public.exports(module) == ["own"]
     module.__all__ = ["other"]  # type: ignore[attr-defined]
     assert public.exports(module) == ["other"]

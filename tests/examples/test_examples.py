@@ -56,12 +56,10 @@ def test_transformers_trainer(tmp_path):
     from transformers import ViTConfig, ViTModel
 
     small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    config = ViTConfig(**small, image_size=16, patch_size=8)
-    model = ViTModel(config, add_pooling_layer=False)
+    model = ViTModel(ViTConfig(**small, image_size=16, patch_size=8), add_pooling_layer=False)
     trainer = example("transformers_trainer").main(model, str(tmp_path), steps=3, size=16, use_cpu=True)
     trainer.save_model(str(tmp_path / "final"))
-    saved = load_file(tmp_path / "final" / "model.safetensors")
-    L = saved["objective.terms.1.L"]
+    L = load_file(tmp_path / "final" / "model.safetensors")["objective.terms.1.L"]
     assert bool((torch.eye(16) != L).any())
     assert torch.isfinite(L).all()
 
@@ -275,8 +273,7 @@ def test_supervised_losses_are_those_of_the_library(objective, name):
 def test_the_supervised_example_learns_the_digits(capsys):
     """Its lines: those of the code cells of TripletMarginLossMNIST.ipynb at commit 216a792c."""
     module = example("metric_learning")
-    accuracy = module.main(epochs=2)
-    assert accuracy > 0.9
+    assert module.main(epochs=2) > 0.9
     assert "epoch 2: loss" in capsys.readouterr().out
     assert lines(module) <= 108
 

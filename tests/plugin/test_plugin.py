@@ -52,8 +52,6 @@ def site(tmp_path_factory):
 
 
 CHECKS = ["reference", "gradcheck", "low temperature", "float16", "one anchor", "no negatives", "state", "tiled"]
-
-
 CHECK = f"check 'decoupled(temperature=0.2) + 0.1*dp' --json --only {shlex.join(CHECKS)}"
 WRONG = "check 'decoupled(temperature=-1)'"
 COMMANDS = (
@@ -77,13 +75,11 @@ def test_an_installed_package_adds_an_objective(answers):
     checked, wrong = told[CHECK], told[WRONG]
     assert "decoupled" in told["list"][1]
     facts = json.loads(told["show decoupled --json"][1])
-    assert facts["package"] == "dipole-example 0.1"
-    assert facts["source"] == "Yeh et al. 2022"
+    assert (facts["package"], facts["source"]) == ("dipole-example 0.1", "Yeh et al. 2022")
     assert [(o["name"], o["default"], o["range"]) for o in facts["options"]] == [("temperature", 0.1, "> 0")]
     (report,) = json.loads(checked[1])
     assert [row["outcome"] for row in report["checks"]] == ["ok"] * len(CHECKS), checked[1]
-    assert checked[0] == 0
-    assert wrong[0] == 2
+    assert (checked[0], wrong[0]) == (0, 2)
     assert "temperature must be a number > 0, got -1" in wrong[2]
     assert "^" in wrong[2]
 
@@ -92,15 +88,15 @@ def test_an_installed_package_adds_a_domain_with_its_recipe(answers):
     runs, told = answers
     listed, recipes, shown, table, doctor, trained, wrong = (told[command] for command in COMMANDS[4:11])
     (domain,) = [each for each in json.loads(listed[1])["domains"] if each["name"] == "rings"]
-    assert domain["summary"] == "points on two rings, told apart by their radius"
-    assert domain["package"] == "dipole-example"
+    said = "points on two rings, told apart by their radius"
+    assert (domain["summary"], domain["package"]) == (said, "dipole-example")
     (recipe,) = [each for each in json.loads(recipes[1])["recipes"] if each["name"] == "two-rings"]
     assert (recipe["domain"], recipe["summary"]) == ("rings", "Points on two rings")
     assert 'domain = "rings"' in shown[1]
     assert [row["name"] for row in json.loads(table[1])["settings"]] == ["points", "noise"]
     findings = {each["name"]: each for each in json.loads(doctor[1])}
-    assert findings["rings: arithmetic"]["state"] == "ok"
-    assert findings["rings: arithmetic"]["detail"] == "circles are round"
+    arithmetic = findings["rings: arithmetic"]
+    assert (arithmetic["state"], arithmetic["detail"]) == ("ok", "circles are round")
     parts = "objectives: decoupled, domains: rings, commands: greet, recipes: example"
     assert findings["plug-in dipole-example 0.1"]["detail"] == parts
     assert trained[0] == 0, trained[2]
@@ -114,8 +110,7 @@ def test_an_installed_package_adds_a_domain_with_its_recipe(answers):
 def test_an_installed_package_adds_a_command(answers):
     overview, explained, greeted, near, listed = (answers[1][command] for command in COMMANDS[11:16])
     commands = {each["name"]: each for each in json.loads(listed[1])["commands"]}
-    assert commands["greet"]["package"] == "dipole-example 0.1"
-    assert commands["train"]["package"] == "dipole"
+    assert [commands[name]["package"] for name in ("greet", "train")] == ["dipole-example 0.1", "dipole"]
     assert re.search(r"^  greet +Decoupled InfoNCE, and points on rings \(by dipole-example 0\.1\)$", overview[1], re.M)
     assert "Greet somebody." in explained[1]
     assert greeted[:2] == (0, "hello you\n")
@@ -181,12 +176,11 @@ def test_a_broken_package_takes_nothing_else_with_it(site, tmp_path, capsys):
         broken, "list", "check snapped", "check decoupled", "check infonce --only reference", "show half", "show bent",
         "--help", "leave", "list domains", "doctor --json",
     )  # fmt: skip
-    assert listed[0] == 0
+    found = (listed, snapped, taken, own, half, bent, overview, left)
+    assert [code for code, _, _ in found] == [0, 2, 2, 0, 2, 2, 0, 1]
     assert "infonce" in listed[1]
-    assert snapped[0] == taken[0] == 2
     assert "a_module_that_does_not_exist" in snapped[2]
     assert "'infonce' is already registered" in taken[2]
-    assert own[0] == 0
     missing = "ModuleNotFoundError: No module named 'a_module_that_does_not_exist'"
     for what in (
         f"'snapped' of broken 1.0 (dipole.objectives: dipole_snapped): {missing}",
@@ -196,14 +190,10 @@ def test_a_broken_package_takes_nothing_else_with_it(site, tmp_path, capsys):
         "'gone' of broken 1.0 (dipole.recipes: dipole_example:nowhere): there is no folder 'nowhere'",
     ):
         assert f"cannot be used: {what}" in listed[2]
-
-    assert half[0] == bent[0] == 2
     assert "unknown name 'half'" in half[2]
     assert "'leaving' of broken 1.0" in half[2]
     assert "'bent' of broken 1.0" in bent[2]
-    assert overview[0] == 0
     assert "(by broken 1.0)" in overview[1]
-    assert left[0] == 1
     assert "'leave' of broken 1.0 (dipole.commands: dipole_leaving:configure): SystemExit: 3" in left[2]
     assert "rings" in domains[1]
     findings = {each["name"]: each for each in json.loads(doctor[1])}

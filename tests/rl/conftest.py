@@ -18,8 +18,6 @@ TINY = {
     "image_size": 24, "hidden": (32,), "filters": 8, "layers": 2, "batch_size": 8, "learning_starts": 10,
     "buffer_size": 400, "seed": 0, "device": "cpu",
 }  # fmt: skip
-
-
 QUICK = ("train.batch_size=8", "rl.learning_starts=20", "rl.episodes=2", "rl.filters=8", "device=cpu")
 """Settings of a short run of a recipe."""
 

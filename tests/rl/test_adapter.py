@@ -49,8 +49,7 @@ def straight(tmp_path_factory):
 
 def test_a_run_records_returns_and_diagnostics(straight):
     folder, record = straight
-    assert record.status == "done"
-    assert record.steps == 60
+    assert (record.status, record.steps) == ("done", 60)
     assert 0 <= record.results["return/min"] <= record.results["return/mean"] <= record.results["return/max"] <= 50
     assert {"alignment", "uniformity", "conditional_entropy", "rank"} <= set(record.diagnostics)
     assert record.data["environment_steps"] == record.data["agent_steps"] == 60

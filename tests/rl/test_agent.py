@@ -48,8 +48,7 @@ def test_every_objective_trains(tiny_agent, objective):
     assert agent._n_updates == 4
     assert agent._positives == {"none": 0, "cacr(k=3)": 3}.get(objective, 1)
     assert all(p.isfinite().all() for p in agent.policy.parameters())
-    logged = agent.logger.name_to_value
-    assert ("train/contrast_loss" in logged) == (objective != "none")
+    assert ("train/contrast_loss" in agent.logger.name_to_value) == (objective != "none")
 
 
 @pytest.mark.parametrize("settings", [{"joint_backward": True}, {"encoder_steps": 1}, {"precision": "bf16"}])
@@ -149,8 +148,7 @@ def test_callbacks_and_loggers_of_sb3_work(tiny_agent, tmp_path):
 
 
 def test_duplicates_are_not_negatives():
-    stacks = np.array([[0, 1], [0, 2], [0, 1], [0, 3], [0, 1]])
-    ignored = duplicates(stacks, positives=2)
+    ignored = duplicates(np.array([[0, 1], [0, 2], [0, 1], [0, 3], [0, 1]]), positives=2)
     queries, keys = torch.randn(5, 4), torch.randn(5, 2, 4)
     pairs = Pairs.cross(queries, keys, ignored=ignored)
     twins = {0: {2, 4}, 2: {0, 4}, 4: {0, 2}}

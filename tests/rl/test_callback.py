@@ -15,13 +15,12 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
 import dipole
-from dipole import Objective
 from dipole.core.utils.errors import ConfigError, DipoleError, TrainingError
 from dipole.core.utils.modes import in_mode
 from dipole.rl import ContrastiveCallback, ContrastiveDrQ, DotEnv, FrameReplayBuffer, make_env
 from dipole.rl.callbacks.contrastive import distinct, equal
 from tests.rl.conftest import tiny
-from tests.runs import refused
+from tests.runs import Counts, refused
 
 NET = {"net_arch": [8]}
 REPLAY = {"buffer_size": 100, "learning_starts": 16, "batch_size": 8}
@@ -392,22 +391,6 @@ def test_replay_is_seen_as_the_agent_sees_it():
 class Stop(BaseCallback):
     def _on_step(self):
         return False
-
-
-class Counts(Objective):
-    """Notes its steps."""
-
-    needs_negatives = False
-
-    def __init__(self):
-        super().__init__("cosine")
-        self.seen = []
-
-    def loss(self, positive, rows):
-        return -rows.over_positives(positive)
-
-    def after_step(self, learning_rate, weight, step=None, total=None):
-        self.seen.append((step, total))
 
 
 def counted(first, last, total):

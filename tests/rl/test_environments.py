@@ -128,8 +128,7 @@ def test_actions_are_mapped_to_the_tasks_own_bounds():
 def test_the_state_continues_bit_for_bit_in_another_environment(task, inputs, pair):
     one, two = pair(task, inputs)
     one.reset(seed=1)
-    rng = np.random.default_rng(1)
-    actions = rng.uniform(-1, 1, (6, *one.action_space.shape)).astype(np.float32)
+    actions = np.random.default_rng(1).uniform(-1, 1, (6, *one.action_space.shape)).astype(np.float32)
     for action in actions[:2]:
         one.step(action)
     two.reset(seed=2)
@@ -199,8 +198,7 @@ def test_step_outside_an_episode_raises_an_error(task):
     refused(ConfigError, r"has the shape \(\d,\), got \(7,\)", env.step, np.zeros(7))
     while not env.step(action)[3]:
         pass
-    with pytest.raises(gymnasium.error.ResetNeeded):
-        env.step(action)
+    refused(gymnasium.error.ResetNeeded, None, env.step, action)
     env.reset()
     env.step(action)
 

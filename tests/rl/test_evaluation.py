@@ -89,8 +89,7 @@ def test_scores_are_taken_at_the_papers_steps_and_aggregated():
 
 def test_curves_and_videos_are_written(tmp_path):
     histories = [[Evaluation(s, s, (s + seed, s - seed)) for s in (0, 10, 20)] for seed in range(3)]
-    picture = episodes.plot_curves({"infonce": histories}, tmp_path / "curves.svg", "dot")
-    drawn = picture.read_text()
+    drawn = episodes.plot_curves({"infonce": histories}, tmp_path / "curves.svg", "dot").read_text()
     assert all(f"<!-- {text} -->" in drawn for text in ("environment steps", "dot", "infonce (3 seeds)"))
     one = [Evaluation(0, 0, (1.0, 3.0)), Evaluation(9, 9, (2.0, 8.0))]
     alone = episodes.plot_curves({"none": [one]}, tmp_path / "one.svg")
@@ -182,8 +181,7 @@ def test_videos_are_drawn_at_their_size(tiny_agent, tmp_path, opengl):
     small.reset(seed=0)
     assert large.shape == (112, 112, 3)
     drawn = np.asarray(small.render(), float)
-    reduced = large.reshape(28, 4, 28, 4, 3).mean((1, 3))
-    assert np.corrcoef(reduced.ravel(), drawn.ravel())[0, 1] > 0.9
+    assert np.corrcoef(large.reshape(28, 4, 28, 4, 3).mean((1, 3)).ravel(), drawn.ravel())[0, 1] > 0.9
     assert len(np.unique(large)) > len(np.unique(np.kron(drawn, np.ones((4, 4, 1)))))  # not enlarged
     agent = tiny_agent()
     agent.task = {"name": "dot", "settings": {}}

@@ -185,8 +185,7 @@ def test_played_returns_are_those_of_sb3(run, exported, capsys, tmp_path):
 
 
 def test_another_task_is_seen_as_the_agent_sees(tiny_agent, tmp_path):
-    agent = tiny_agent(make_env("dot", size=36, frame_stack=2))
-    agent.save(tmp_path / "agent.zip")
+    tiny_agent(make_env("dot", size=36, frame_stack=2)).save(tmp_path / "agent.zip")
     assert len(trial(tmp_path / "agent.zip", "dot", episodes=1).returns) == 1
     refused(ConfigError, "does not say what its task is: give --env", trial, tmp_path / "agent.zip")
 

@@ -96,8 +96,7 @@ def test_resume_in_the_middle_is_bit_exact(tiny_agent, tmp_path, task, request, 
 
     used = env()
     straight = tiny_agent(used).learn(20)
-    first = tiny_agent(used)
-    first.learn(20, callback=CheckpointCallback(tmp_path, every=6))
+    tiny_agent(used).learn(20, callback=CheckpointCallback(tmp_path, every=6))
     assert [path.name for path in snapshots.checkpoints(tmp_path)] == ["agent-000000012", "agent-000000018"]
     np.random.seed(99)
     torch.manual_seed(99)

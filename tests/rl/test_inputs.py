@@ -236,8 +236,7 @@ def test_the_suite_gives_its_own_observation(inputs, opengl):
     state = env.get_state()
     ahead = [env.step(action)[0] for action in actions]
     env.set_state(state)
-    again = [env.step(action)[0] for action in actions]
-    for one, two in zip(ahead, again, strict=True):
+    for one, two in zip(ahead, [env.step(action)[0] for action in actions], strict=True):
         assert all(map(np.array_equal, one.values(), two.values())) if inputs == "both" else np.array_equal(one, two)
     assert env.render().shape == (32, 32, 3)
 

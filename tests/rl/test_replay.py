@@ -298,8 +298,7 @@ def test_windows_of_images_that_are_not_square():
     buffer = FrameReplayBuffer(10, wide, ACTION, "cpu", seed=0)
     images = np.random.default_rng(0).integers(0, 256, (1, 3, SIZE, 2 * SIZE), dtype=np.uint8)
     buffer.add(images, images, np.zeros((1, 2)), np.zeros(1), np.zeros(1), [{}])
-    crop = resolve("crop", 3, (SIZE, 2 * SIZE), None, True)
-    batch = buffer.sample_views(50, crop, 1)
+    batch = buffer.sample_views(50, resolve("crop", 3, (SIZE, 2 * SIZE), None, True), 1)
     assert batch.observations.shape == (50, 3, 10, 20)
     windows = [images[0, :, top : top + 10, left : left + 20] for top in range(3) for left in range(5)]
     for view in batch.observations.numpy():

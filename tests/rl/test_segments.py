@@ -86,8 +86,7 @@ def test_a_save_writes_the_new_steps_alone_and_links_the_others(tmp_path):
 
 def test_missing_file_makes_save_write_everything_and_a_refused_link_copies(tmp_path, monkeypatch):
     buffer = filled(30)
-    first = kept(tmp_path / "one", buffer)
-    (tmp_path / "one" / first[0]["file"]).write_bytes(b"other")
+    (tmp_path / "one" / kept(tmp_path / "one", buffer)[0]["file"]).write_bytes(b"other")
     filled(5, buffer)
     assert [each["steps"] for each in kept(tmp_path / "two", buffer)] == [(0, 35)]
     shutil.rmtree(tmp_path / "two")
@@ -106,8 +105,7 @@ def test_missing_file_makes_save_write_everything_and_a_refused_link_copies(tmp_
 def test_a_resumed_run_goes_on_sharing_and_is_bit_exact(tiny_agent, tmp_path):
     settings = {"buffer_size": 50, "train_freq": 10, "gradient_steps": 1}
     straight = tiny_agent(**settings).learn(130)
-    agent = tiny_agent(**settings)
-    agent.learn(95, callback=CheckpointCallback(tmp_path, every=20))
+    tiny_agent(**settings).learn(95, callback=CheckpointCallback(tmp_path, every=20))
     again = resume(tmp_path / "agent-000000080", make_env("dot"), device="cpu")
     again.learn(50, reset_num_timesteps=False, callback=CheckpointCallback(tmp_path, every=20))
     assert same(straight, again)

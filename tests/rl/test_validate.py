@@ -77,8 +77,6 @@ CASES = {
     "flag": r"step of the environment Altered returned 'no' as terminated: it must be True or False",
     "old step": r"returned a tuple of 4 \(ndarray, float, bool, dict\).*gym's API of before 2022",
 }
-
-
 BLIND = Altered("render is None")
 
 

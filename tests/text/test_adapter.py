@@ -254,8 +254,7 @@ def test_the_recipe_of_quick_thoughts_follows_the_authors(corpus, tmp_path):
     assert (train["batch_size"], train["optimizer"], train["learning_rate"]) == (400, "adam", 5e-4)
     settings = recipe["text"] | {"corpus": corpus, "unit": "documents", "hidden_size": 8}
     adapter = make(corpus, tmp_path, **settings)
-    assert adapter.module.output_width == 16
-    assert adapter.module.f.direction == "bi"
+    assert (adapter.module.output_width, adapter.module.f.direction) == (16, "bi")
     assert adapter.config.clip_per_tensor == 5
     steps = [batch.document for batch in adapter.batches(0)]
     assert torch.equal(torch.cat(steps), torch.from_numpy(adapter.sentences.document[: 40 * len(steps)]).long())

@@ -307,8 +307,7 @@ def test_vocabularies_of_other_words_are_as_before():
     """The tokenizer of earlier runs, whose fingerprint is in their records."""
     latin = counted_vocabulary([("café", 2), ("Привет", 1), ("हिन्दी", 1)], 10)
     assert json.loads(latin.tokenizer.to_str())["pre_tokenizer"]["pattern"] == {"Regex": PATTERN}
-    chinese = counted_vocabulary([("the", 2), ("你", 1)], 1)
-    assert chinese.encode(["你好the"]) == [[0, 0, 1]]
+    assert counted_vocabulary([("the", 2), ("你", 1)], 1).encode(["你好the"]) == [[0, 0, 1]]
     assert counted_vocabulary([("你", 1), ("好", 1)], 10).encode(["好你"]) != [[0, 0]]
 
 

@@ -123,8 +123,7 @@ def test_encode_keeps_the_order_and_unit_halves_also_of_combined_encoders(encode
     found = encoder.encode(TEXTS)
     assert found.shape == (6, 12)
     assert found.dtype == np.float32
-    alone = np.stack([encoder.encode(text) for text in TEXTS])
-    assert found == pytest.approx(alone, abs=1e-6)
+    assert found == pytest.approx(np.stack([encoder.encode(text) for text in TEXTS]), abs=1e-6)
     assert np.linalg.norm(found.reshape(6, 2, 6), axis=2) == pytest.approx(np.ones((6, 2)), abs=1e-5)
     assert found[1] == pytest.approx(encoder.encode("."), abs=1e-6)
     tensor = encoder.encode(TEXTS, output="torch", batch_tokens=1)

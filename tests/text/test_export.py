@@ -230,8 +230,7 @@ def test_pickles_are_read_only_where_that_is_allowed_and_layers_are_trained(tmp_
     whole, _ = ours(tmp_path)
     layer = next((tmp_path / "model").glob("2_*"))
     for path in (layer / "model.safetensors", tmp_path / "model" / "model.safetensors"):
-        pickled = path.with_name("pytorch_model.bin")
-        torch.save(load_file(path), pickled)
+        torch.save(load_file(path), path.with_name("pytorch_model.bin"))
         path.unlink()
         with pytest.raises(ConfigError, match=r"pytorch_model\.bin are a pickle.*DIPOLE_PICKLES=restricted") as caught:
             ours(tmp_path)
@@ -398,8 +397,7 @@ def test_mteb_runs_on_the_exported_folder(tmp_path):
     export_sentence_transformer(word_encoder("bow"), tmp_path / "out")
     model = SentenceTransformer(str(tmp_path / "out"), device="cpu")
     result = mteb.evaluate(model, Films(), cache=None, show_progress_bar=False)
-    score = result.task_results[0].scores["test"][0]["main_score"]
-    assert score > 0.8
+    assert result.task_results[0].scores["test"][0]["main_score"] > 0.8
 
 
 @pytest.mark.parametrize(

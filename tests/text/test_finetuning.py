@@ -245,10 +245,7 @@ SIMPLE = "sentence-transformers", "transformers"
      (("longt5", "mean", None), "transformers")],
 )  # fmt: skip
 def test_decoders_are_exported(tmp_path, decoder, to):
-    """With the saved padding token, or the end of text where there is none. Onnx has every pooling of Llama.
-
-    T5 and its kind are read and written as their encoder alone.
-    """
+    """With the saved padding token or the end of text. Onnx has every pooling of Llama. T5 is its encoder alone."""
     name, pooling, pad = decoder
     encoder = model_of(tmp_path / "model", name, pooling, pad)
     if name == "llama":

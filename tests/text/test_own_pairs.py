@@ -181,8 +181,7 @@ def test_lists_give_several_and_missing_cells_are_counted(tmp_path):
 
 def test_duplicates_wait_on_any_number_of_ranks_and_after_a_resume(tmp_path):
     rows = [{"anchor": f"a{i // 3}", "positive": f"p{i}", "negative": f"n{i % 25}"} for i in range(60)]
-    corpus = write_rows(tmp_path / "t.jsonl", rows)
-    settings = {"pairs": "columns", "corpus": corpus, "held_out": 0.0}
+    settings = {"pairs": "columns", "corpus": write_rows(tmp_path / "t.jsonl", rows), "held_out": 0.0}
     whole = make(tmp_path, **settings)
     epochs = [[batch.index.tolist() for batch in whole.batches(epoch)] for epoch in range(3)]
     for batch in [batch for epoch in epochs for batch in epoch]:

@@ -145,8 +145,6 @@ from dipole.text.pair_table import PairWriter, read_pairs
 PairWriter.write = lambda *asked: psutil.Process().kill()
 read_pairs(sys.argv[1], folder=Path(sys.argv[2]))
 """
-
-
 READING = """
 import sys, tracemalloc
 from pathlib import Path

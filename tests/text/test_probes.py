@@ -23,8 +23,7 @@ from tests.runs import refused
 def blobs(n, d, classes, seed=0, spread=2.0):
     draw = np.random.default_rng(seed)
     y = draw.integers(classes, size=n)
-    centres = draw.normal(size=(classes, d))
-    return (centres[y] + spread * draw.normal(size=(n, d)) + 5.0), y
+    return (draw.normal(size=(classes, d))[y] + spread * draw.normal(size=(n, d)) + 5.0), y
 
 
 def assert_optima(x, y, subsets, grid, columns, share, every=1, **options):
@@ -75,8 +74,7 @@ def test_all_problems_at_once_equal_scikit_learn_one_by_one(make, options):
 def test_a_subset_that_is_given_twice_is_answered_twice(classes):
     x, y = blobs(200, 6, classes, seed=5)
     first, second = np.random.default_rng(6).random((2, 200)) < 0.8
-    twice = np.stack([second, first, second, second, first], 1)
-    found = solve_subsets(x, y, twice, [1.0, 8.0])
+    found = solve_subsets(x, y, np.stack([second, first, second, second, first], 1), [1.0, 8.0])
     once = solve_subsets(x, y, np.stack([first, second], 1), [1.0, 8.0])
     assert found.labels.shape == (2, 200, 5)
     assert found.converged.shape == (2, 5)
@@ -245,7 +243,6 @@ def test_classifiers_on_a_device_answer_what_they_do_here(protocol, classifier, 
     settings = ProbeSettings(protocol, kfold=2, classifier=classifier)
     wanted = classify(task, {"all": split}, {"all": x}, settings)
     with elsewhere(160 * 21):
-        there = replace(settings, device=ELSEWHERE)
-        found = classify(task, {"all": split}, {"all": x}, there)
+        found = classify(task, {"all": split}, {"all": x}, replace(settings, device=ELSEWHERE))
     assert (found.dev, found.folds, found.chosen) == (wanted.dev, wanted.folds, wanted.chosen)
     assert np.array_equal(found.predicted, wanted.predicted)

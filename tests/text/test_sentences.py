@@ -122,8 +122,6 @@ def test_documents_are_encoded_once_by_a_given_tokenizer(tmp_path):
 
 
 DOCUMENTS = [[f"w{i} w{i + 1} .", f"w{i}", "never seen before"][: 1 + i % 3] for i in range(9)]
-
-
 FILLING = """
 import sys
 from pathlib import Path
@@ -298,8 +296,7 @@ def test_a_large_corpus_is_cached_even_if_no_folder_is_named(books, tmp_path, mo
 
 def test_rejects_a_corpus_without_neighbours(tmp_path):
     alone = write_rows(tmp_path / "alone.jsonl", [{"sentences": ["A sentence."]}] * 40)
-    with pytest.raises(DataError, match=r"no two neighbouring sentences.*text\.unit = \"sentences\".*text\.pairs"):
-        make(alone, tmp_path)
+    refused(DataError, r"no two neighbouring sentences.*text\.unit = \"sentences\".*text\.pairs", make, alone, tmp_path)
     make(alone, tmp_path, unit="sentences")
     make(alone, tmp_path, pairs="views", dropout=0.1, sides=1)
     pairs = write_rows(tmp_path / "pairs.jsonl", [{"sentences": ["One.", "Two."]}] * 20)

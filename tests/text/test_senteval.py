@@ -65,8 +65,7 @@ def test_result_keys_protocol_and_order(tiny, capsys):
     assert result.protocol == "fast"
     assert "fast" in repr(result)
     assert "[fast, kfold 4]" in capsys.readouterr().err
-    assert engine.params.samples == 80
-    assert engine.params.current_task == "CR"
+    assert (engine.params.samples, engine.params.current_task) == (80, "CR")
     # Each sentence is encoded once, short ones first.
     assert [len(s) for s in batcher.seen] == sorted(len(s) for s in batcher.seen)
     assert () in batcher.seen

@@ -23,8 +23,6 @@ from tests.text.tiny_sentences import tiny_model
 
 TINY = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, vocab_size=9)
 WORDS = np.array([f"w{i}" for i in range(40)])
-
-
 TABLE = np.random.default_rng(0).normal(size=(40, 6))
 
 
@@ -119,8 +117,7 @@ def test_the_table_of_a_run_has_a_mean_of_seven_test_columns(folder, tmp_path):
     settings = {"pairs": "views", "dropout": 0.1, "encoder": "bow", "word_size": 4, "limit": 100}
     corpus = write_rows(tmp_path / "corpus.jsonl", [{"sentences": ["w1 w2.", "w3 w4."]}] * 10)
     settings |= {"senteval": str(folder[0]), "tasks": ("STSBenchmark-cosine",), "corpus": corpus}
-    adapter = text_adapter(settings, workdir=tmp_path)
-    found = adapter.evaluate(None)
+    found = text_adapter(settings, workdir=tmp_path).evaluate(None)
     assert {"senteval/STSBenchmark-cosine/dev/spearman", "senteval/STSBenchmark-cosine/test/spearman"} <= set(found)
     assert (tmp_path / "sts.txt").read_text().splitlines()[1].startswith("this run")
     assert not (tmp_path / "senteval.txt").exists()
@@ -196,8 +193,7 @@ def test_vectors_that_are_not_finite_have_no_score(folder, tmp_path, how, task, 
 def models(tmp_path_factory):
     """A SentenceTransformer, and its transformer as a model of transformers. Both know WORDS."""
     saved = tmp_path_factory.mktemp("model")
-    sentences = tiny_model(saved, words=" ".join(WORDS))
-    return sentences, AutoModel.from_pretrained(saved)
+    return tiny_model(saved, words=" ".join(WORDS)), AutoModel.from_pretrained(saved)
 
 
 @pytest.mark.parametrize("size", [None, 7])

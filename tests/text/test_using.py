@@ -151,8 +151,7 @@ def test_damaged_models_and_formats_of_another_domain_are_refused(plain, tmp_pat
     shutil.rmtree(kept)
     refused(CheckpointError, r"the model is incomplete: .*kept is missing\. Train again with", vectors, run)
     assert main(["export", str(plain), "--to", "timm"]) == 2
-    said = capsys.readouterr().err
-    assert "Formats: onnx, sentence-transformers, transformers." in said
+    assert "Formats: onnx, sentence-transformers, transformers." in capsys.readouterr().err
     assert main(["embed", str(tmp_path), "x.txt"]) == 2
     assert "neither the folder of a run" in capsys.readouterr().err
 
@@ -249,8 +248,6 @@ ENCODERS = {
     "two berts": lambda: make_encoder("bert"),
     "projected": lambda: make_encoder("uni", transform=lambda z: z @ MATRIX),
 }
-
-
 TRACED = ("gru", "three grus", "projected")
 
 
@@ -275,8 +272,7 @@ def test_a_network_without_onnx_prints_no_graph(tmp_path, capfd):
 def test_every_folder_has_a_card_that_the_hub_reads(tmp_path, to):
     export_as(to, make_encoder("uni"), tmp_path, Record())
     card = ModelCard.load(tmp_path / "README.md")
-    assert card.data.license == "unknown"
-    assert card.data.pipeline_tag == "sentence-similarity"
+    assert (card.data.license, card.data.pipeline_tag) == ("unknown", "sentence-similarity")
     assert card.data.datasets == ["somebody/books"]
     assert {"dipole", "contrastive-learning"} <= set(card.data.tags)
     (result,) = card.data.eval_results
