@@ -145,8 +145,7 @@ def test_no_line_of_a_file_does_harm(runs_folder, tmp_path):
         if said is not None:
             assert str(added.path) in said
             before = added.path.read_bytes()
-            with pytest.raises(RecordError):
-                add([runs_folder.path], tmp_path / "kept")
+            refused(RecordError, None, add, [runs_folder.path], tmp_path / "kept")
             assert added.path.read_bytes() == before
         make_report(tmp_path / "kept")
 
@@ -241,7 +240,7 @@ def test_all_suites_run_from_the_shortest_and_go_on_where_they_were(tmp_path, mo
 
 def test_what_comes_with_dipole_goes_by_its_name(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["bench", "lmcl-table1", "--known", "shipped"]) == 0
+    assert main(["bench", "lmcl-figure2", "--known", "shipped"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "Report: dipole report runs shipped -o report.html"
 
 
