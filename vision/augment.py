@@ -13,6 +13,7 @@ import torch
 from pydantic import Field, create_model, model_validator
 from torch import Tensor
 
+from dipole.core.objectives.evaluate import without_autocast
 from dipole.core.train.config import Settings
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.transfer import prefetched, to_device
@@ -244,9 +245,10 @@ class Augmentation:
         step = max(1, n)
         if images.is_cpu:
             step = max(1, CACHE_FLOATS // max(height * width, size * size))
-        for start in range(0, n, step):
-            part = slice(start, start + step)
-            out[part] = self._apply(size, images[part], parameters[part])
+        with without_autocast(images.device.type):
+            for start in range(0, n, step):
+                part = slice(start, start + step)
+                out[part] = self._apply(size, images[part], parameters[part])
         return out
 
     def _apply(self, size: int, images: Tensor, p: Parameters) -> Tensor:

@@ -220,7 +220,7 @@ def _check(images: Any) -> None:
     if images.ndim not in (3, 4) or not images.numel():
         shown = f"a tensor {tuple(images.shape)}"
         raise OptionError(f"{takes}{shown}. An image (H, W) needs image[None], and images (n, H, W) images[:, None].")
-    if images.shape[-1] in (1, 3) and images.shape[-3] > 4:  # as NumPy, OpenCV and imageio have them
+    if images.shape[-1] <= 4 < images.shape[-3]:  # as NumPy, OpenCV and imageio have them
         order = ", ".join(map(str, (*range(last - 2), last, last - 2, last - 1)))
         raise OptionError(f"{takes}(..., H, W, C): {tuple(images.shape)}. Use images.permute({order}).")
     if images.dtype != torch.uint8 and not images.is_floating_point():

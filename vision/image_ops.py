@@ -105,6 +105,7 @@ def blurring(sigma: Tensor, size: int, kernel: int) -> Tensor:
 
     The border is reflected without repeating the edge pixel. Sigma 0 gives the identity.
     """
+    kernel = min(kernel, 2 * size - 1)  # as far as the border can be reflected
     taps = torch.arange(kernel, device=sigma.device) - kernel // 2
     weight = torch.exp(-0.5 * (taps / sigma.clamp_min(1e-3)[:, None]) ** 2)
     weight = weight / weight.sum(1, keepdim=True)
@@ -115,7 +116,7 @@ def blurring(sigma: Tensor, size: int, kernel: int) -> Tensor:
 
 
 def gaussian_blur(images: Tensor, sigma: Tensor, kernel: int) -> Tensor:
-    """Blur every image with its own sigma (n,), separably. H and W must exceed kernel / 2."""
+    """Blur every image with its own sigma (n,), separably."""
     n, channels, height, width = images.shape
     across = blurring(sigma, width, kernel)
     down = across if height == width else blurring(sigma, height, kernel)

@@ -220,8 +220,16 @@ class _Passes:
 
     def _call(self, number: int, part: list[Any]) -> tuple[Tensor, ...]:
         args, kwargs = tree_unflatten(part, self._tree)
-        outputs, self.spec = tree_flatten(self._run(*args, **kwargs))
         start, stop = self._cuts[number]
+        try:
+            outputs, self.spec = tree_flatten(self._run(*args, **kwargs))
+        except ValueError as error:
+            if stop - start > 1 or "more than 1 value per channel" not in str(error):
+                raise
+            raise PairsError(
+                f"{type(self._module).__name__} has batch norm, which cannot train on one row, and {self._cuts[-1][1]} "
+                f"rows in microbatches of {self._size} leave one. Take another size."
+            ) from error
         wrong = [each for each in outputs if not isinstance(each, Tensor) or not each.ndim or len(each) != stop - start]
         if wrong or not outputs:
             shown = [f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__ for x in wrong]

@@ -233,6 +233,7 @@ def cached(module=None, objective="infonce", microbatch=4, **more):
     (lambda: dipole.compute_loss("infonce + cllr", dim=4), "give compute_loss.*model=model"),
     (lambda: dipole.compute_loss("infonce")({"logits": torch.ones(2, 2)}), "returned logits, and no"),
     (lambda: dipole.compute_loss("infonce")(torch.ones(2, 2)), "no positives without labels"),
+    (lambda: cached(nn.BatchNorm1d(6).double(), microbatch=10)(*views()), "one row, and 11 rows in .* of 10 leave one"),
     (lambda: cached(nn.Flatten(0))(*views()), r"given 4 rows .* a row for each; got shape \(24,\)"),
 ])  # fmt: skip
 def test_errors_say_what_to_do(make, said):

@@ -333,7 +333,8 @@ def test_an_image_a_tensor_and_a_batch_have_the_same_views(preset, changes):
     image, pixels = picture()
     of_image = augment(image, torch.Generator().manual_seed(3))
     of_tensor = augment(pixels, torch.Generator().manual_seed(3))
-    of_batch = augment(pixels[None].double() / 255, torch.Generator().manual_seed(3))
+    with torch.autocast("cpu", torch.bfloat16):
+        of_batch = augment(pixels[None].double() / 255, torch.Generator().manual_seed(3))
     sides = [24, 24] + [10] * 6 * (preset == "swav")
     assert [tuple(view.shape) for view in of_image] == [(3, side, side) for side in sides]
     for first, second, third in zip(of_image, of_tensor, of_batch, strict=True):
@@ -378,6 +379,7 @@ def test_settings_and_statistics_change_all_views():
     table = AugmentConfig.model_validate({"view": {"2": {"grey": 1.0}}})
     assert [each.grey for each in Augment(table, size=8).configs] == [0.2, 1.0]
     assert len(Augment("swav", size=32, small_views=0).configs) == 2
+    assert Augment("swav", small_size=8, blur=1)(picture()[0])[-1].isfinite().all()  # a kernel of 23 pixels
     plain = Augment("cmc", size=16)(picture()[1], torch.Generator().manual_seed(0))[0]
     mean, std = (0.4, 0.5, 0.6), (0.2, 0.25, 0.5)
     view = Augment("cmc", size=16, mean=mean, std=std)(picture()[1], torch.Generator().manual_seed(0))[0]
@@ -431,7 +433,7 @@ def test_workers_of_a_loader_give_lists_of_batches():
     (lambda: Augment("simclr", size=8), np.zeros((8, 8, 3)), "got ndarray. Make a tensor of an array"),
     (lambda: Augment("simclr", size=8), torch.zeros(8, 8), "(8, 8). An image (H, W) needs image[None]"),
     (lambda: Augment("simclr", size=8), torch.zeros(3, 8, 8).long(), "got torch.int64. Divide them by"),
-    (lambda: Augment("simclr", size=8), torch.zeros(2, 9, 8, 3), "Use images.permute(0, 3, 1, 2)"),
+    (lambda: Augment("simclr", size=8), torch.zeros(2, 9, 8, 4), "Use images.permute(0, 3, 1, 2)"),
     (lambda: Augment("simclr", size=8), torch.full((3, 8, 8), 255.0), "values from 255 to 255. Divide"),
     (lambda: Augment("simclr", size=8), -torch.ones(3, 8, 8), "normalise afterwards: Augment(..., mean=MEAN"),
 ])  # fmt: skip

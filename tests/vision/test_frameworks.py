@@ -291,7 +291,7 @@ BLOCKS = {"method": "blocks"}
     ({"views": 1}, "needs views = 2"),
     ({"negatives": 31}, "30 negatives per anchor"),
     ({"method": "cmc", "data": "colour", "negatives": 65}, "at most 64"),
-    ({"method": "cmc"}, "grey"),
+    ({"method": "cmc"}, "3 channels, but those of .* have 1"),
     ({**BLOCKS, "data": "unlabelled"}, "without a label"),
     ({**BLOCKS, "batch_size": 16, "blocks": {"size": 2}}, "blocks of 3 images .* multiple of 3"),
     ({**BLOCKS, "batch_size": 16, "world_size": 4, "blocks": {"size": 7}}, "multiple of 32"),

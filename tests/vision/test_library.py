@@ -96,11 +96,11 @@ def test_heads_and_queues_have_the_type_and_the_device_of_the_backbone(name):
 
 
 def test_a_compiled_framework_is_not_compiled_again_at_each_step():
-    plain, whole = build("MoCo"), build("MoCo")
-    compiled = torch.compile(whole, backend="eager")
+    plain, whole = build("SwAV"), build("SwAV")
+    compiled = torch.compile(whole, backend="aot_eager")
     losses, graphs = [], []
     for seed in range(5):
-        given = arguments("MoCo", seed)
+        given = arguments("SwAV", seed)
         with torch.no_grad():
             compiled(*given)  # fills no queue and moves no copy
         losses.append((float(compiled(*given).detach()), float(plain(*given).detach())))
@@ -179,7 +179,7 @@ def test_clip_takes_tokens_by_position_or_name():
 @pytest.mark.parametrize("name", ["MoCo", "NNCLR", "SwAV", "CMC"])
 def test_accumulated_batches_are_all_remembered(name):
     """Two batches before a step fill the queue or bank as one batch of both. One without gradient fills nothing."""
-    model = build(name, **({"images": 8, "bank": 2} if name == "CMC" else {})).eval()
+    model = build(name, **({"images": 10, "bank": 2} if name == "CMC" else {})).eval()
     undivided, images, index = copy.deepcopy(model), views(images=8), torch.arange(8)
     for part in (slice(4), slice(4, 8)):
         model([view[part] for view in images], index=index[part]).backward()
@@ -230,6 +230,10 @@ WHOLE = type("Whole", (nn.Module,), {"forward": lambda self, images: images.flat
     (lambda: build("CMC", images=9, bank=2), lambda m: m(views(1), index=torch.rand(6)), "index .* got torch.float32"),
     (lambda: build("CMC", images=30, bank=4), lambda m: m(views(1)), r"model\(views, index=rows\)"),
     (lambda: build("CMC", images=30, bank=4), lambda m: m(views(1), index=torch.arange(25, 31)), "the 30 images of"),
+    (lambda: build("CMC", images=9, bank=4), lambda m: m(views(1), index=torch.arange(6)), "has 3 without the batch"),
+    (lambda: build("CMC"), lambda m: m([views(1)[0][:, :1]]), r"three channels into L and ab, got \(6, 1, 16, 16\)"),
+    (lambda: build("CMC", images=9, bank=0), None, "bank must be a whole number >= 1, got 0"),
+    (lambda: build("SwAV", large=2.0), None, "large must be a whole number >= 2"),
     (lambda: build("CMC", images=3, bank=4), None, "bank of 3 images has no 4 negatives"),
     (lambda: vision.CMC(nn.Flatten(), "infonce"), None, "no plain first convolution of three channels"),
     (lambda: vision.CMC(spectral_norm(nn.Conv2d(3, 4, 3)), "infonce"), None, "no plain first convolution"),

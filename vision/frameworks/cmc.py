@@ -12,7 +12,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dipole.core.objectives.encoded_batch import EncodedBatch
+from dipole.core.objectives.evaluate import without_autocast
 from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.spec import check_whole
 from dipole.core.train.config import Settings
 from dipole.core.utils.errors import ConfigError, PairsError
 from dipole.core.utils.transfer import constant, generator
@@ -35,7 +37,8 @@ def lab(images: Tensor) -> Tensor:
     """Convert RGB in [0, 1] to CIE L*a*b* (n, 3, H, W): L in [0, 100], a and b about [-110, 110], divided by 100."""
     linear = torch.where(images > 0.04045, ((images + 0.055) / 1.055).clamp_min(0) ** 2.4, images / 12.92)
     matrix = constant(XYZ, images) / constant(WHITE, images)[:, None]
-    xyz = torch.einsum("ij,njhw->nihw", matrix, linear)
+    with without_autocast(images.device.type):
+        xyz = torch.einsum("ij,njhw->nihw", matrix, linear)
     f = torch.where(xyz > 0.008856, xyz.clamp_min(1e-8) ** (1 / 3), 7.787 * xyz + 16 / 116)
     x, y, z = f.unbind(1)
     return torch.stack([1.16 * y - 0.16, 5 * (x - y), 2 * (y - z)], 1)
@@ -134,11 +137,12 @@ class CMC(Framework):
         self.bank = bank
         self.directions: Directions = directions
         self.momentum = momentum
-        if bank is not None and images <= bank:
-            raise ConfigError(
-                f"CMC: a bank of {images} images has no {bank} negatives: images= is the data set's size."
-            )
         if bank is not None:
+            check_whole("bank", bank)
+            if images <= bank:
+                raise ConfigError(
+                    f"CMC: a bank of {images} images has no {bank} negatives: images= is the data set's size."
+                )
             like = next(self.light.parameters(), torch.empty(0))
             drawn = torch.randn(2, images, self.embedding_dim).to(like)
             self.register_buffer("memory", F.normalize(drawn, dim=2))
@@ -170,7 +174,8 @@ class CMC(Framework):
     def check_images(cls, images: ImageSet) -> None:
         if images.channels != 3:
             raise ConfigError(
-                f"vision.method: cmc splits colour images, but those of {images.name} are grey. Set vision.data.source."
+                f"vision.method: cmc splits images of 3 channels, but those of {images.name} have {images.channels}. "
+                "Set vision.data.source."
             )
 
     @classmethod
@@ -178,6 +183,9 @@ class CMC(Framework):
         return both_directions(rows(), rows(), None, labels)
 
     def embed(self, batch: Batch) -> EncodedBatch:
+        for view in batch.views:
+            if view.shape[1] != 3:
+                raise PairsError(f"CMC splits images of three channels into L and ab, got {tuple(view.shape)}.")
         if self.bank is not None:
             if batch.rows is None:
                 raise PairsError("CMC's memory bank needs the index of each image: model(views, index=rows), (B,).")
@@ -199,6 +207,11 @@ class CMC(Framework):
         if self.bank is not None:
             assert index is not None
             memory = self.get_buffer("memory").to(rows["light"][0].dtype)
+            most = memory.shape[1] - len(index)
+            if self.bank > most:
+                raise PairsError(
+                    f"CMC: a bank of {memory.shape[1]} images has {most} without the batch, and bank = {self.bank}."
+                )
             drawn = draw_others(memory.shape[1], index, self.bank, seed)
             remembered = memory[:, index], memory[:, drawn]
         pairs: list[Pairs] = []

@@ -95,7 +95,7 @@ class Fresh:
     def add(self, *rows: Tensor) -> None:
         """Add tensors with one first dimension, unless the batch is not trained on."""
         if torch.is_grad_enabled():
-            self._rows.append(tuple(each.detach() for each in rows))
+            self._rows.append(tuple(each.detach().clone() for each in rows))
 
     def take(self) -> list[tuple[Tensor, ...]]:
         """Return those of all ranks in rank order, in the order of the batches, and forget them."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.spec import check_whole
 from dipole.core.train.config import Settings
 from dipole.vision.augment import AugmentConfig
 from dipole.vision.frameworks.base import AnyObjective, Batch, OneBranch, Rows, embedded, register_framework
@@ -59,8 +60,8 @@ class SwAV(OneBranch):
         queue: int = 0,
     ) -> None:
         super().__init__(backbone, objective, head)
-        self.large = large
-        self.fewest_views = max(2, large)
+        check_whole("large", large, 2)
+        self.large = self.fewest_views = large
         self.queue = placed_like(Queue(queue, self.embedding_dim), self.backbone) if queue else None
         self._fresh = Fresh()
 
