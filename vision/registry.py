@@ -15,17 +15,13 @@ class Entries(dict[str, T]):
         super().__init__()
         self.kind = kind
 
-    def add(self, name: str, entry: T) -> None:
-        """Add an entry. Raise RegistryError if its name is taken."""
-        if name in self:
-            raise RegistryError(f"there is already {self.kind} {name!r}. Choose another name.")
-        self[name] = entry
-
     def register(self, name: str) -> Callable[[T], T]:
-        """Return a decorator that adds what it decorates under a name."""
+        """Return a decorator that adds what it decorates under a name, or raises RegistryError if the name is taken."""
 
         def decorate(entry: T) -> T:
-            self.add(name, entry)
+            if name in self:
+                raise RegistryError(f"there is already {self.kind} {name!r}. Choose another name.")
+            self[name] = entry
             return entry
 
         return decorate

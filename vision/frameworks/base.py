@@ -133,9 +133,7 @@ class Framework(nn.Module):
         """
         if self._features is None:
             return self.embed(batch)
-        with self._features.recorded():
-            embedded = self.embed(batch)
-        return self._features.added(embedded, len(batch.views[0]))
+        return self._features.embed(lambda: self.embed(batch), len(batch.views[0]))
 
     def pass_features(self) -> int:
         """Pass the encoders' features to the objective as well, from now on.
@@ -354,10 +352,8 @@ class Framework(nn.Module):
             self.update()
             return
         for _, _, term in self.objective:
-            needs_rate = term.needs_learning_rate
-            if needs_rate is None:
-                needs_rate = type(term).after_step is not Objective.after_step
-            if needs_rate and learning_rate is None:
+            has_step = type(term).after_step is not Objective.after_step
+            if has_step and term.needs_learning_rate is not False and learning_rate is None:
                 raise ConfigError(
                     f"{self.objective} makes a proximal step, which needs the learning rate: "
                     "model.after_step(optimizer.param_groups[0]['lr'])."

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, groupby
@@ -271,19 +270,14 @@ class PassedFeatures:
             self._found.append(features)
         return embeddings
 
-    @contextmanager
-    def recorded(self) -> Iterator[None]:
-        """Record the features of a batch in a `with` block."""
-        self._found, self._recording = [], True
+    def embed(self, embed: Callable[[], EncodedBatch], images: int) -> EncodedBatch:
+        """Return the rows of a batch of `images` with the encoders' features of each view."""
+        self._recording = True
         try:
-            yield
+            embedded = embed()
         finally:
-            self._recording = False
-
-    def added(self, embedded: EncodedBatch, images: int) -> EncodedBatch:
-        """Return the rows of a batch of `images` with the recorded features of each view."""
-        views = [view for each in self._found for view in each.split(images)]
-        self._found = []
+            found, self._found, self._recording = self._found, [], False
+        views = [view for each in found for view in each.split(images)]
         rows = len(next(row for row in embedded.rows.values() if row is not None))
         if rows < images:
             views = [view.view(rows, images // rows, view.shape[1]) for view in views]

@@ -190,7 +190,7 @@ def register_source(
     def decorate(open_: Opener) -> Opener:
         own = matches or (lambda text, path: text in names)
         reader = Reader(open_, reads, names, own, general, known or {}, quick)
-        READERS.add(f"{open_.__module__}.{open_.__qualname__}", reader)
+        READERS.register(f"{open_.__module__}.{open_.__qualname__}")(reader)
         return open_
 
     return decorate
