@@ -112,11 +112,8 @@ def _head(
             f"{function}: no paper is called {name!r}.{nearest(str(name), layouts)} Allowed: {', '.join(layouts)}."
         )
     layout = layouts[name]
-    units, last = _first(hidden, layout.hidden, width), _first(dim, layout.dim, width)
+    choices = (hidden, layout.hidden, width), (dim, layout.dim, width)
+    units, last = (next(each for each in widths if each is not None) for widths in choices)
     for what, given in (("width", width), ("hidden", units), ("dim", last)):
         check_whole(what, given)
     return mlp([width, *[units] * (layout.layers - 1), last], layout.norm)
-
-
-def _first(*widths: int | None) -> int:
-    return next(width for width in widths if width is not None)

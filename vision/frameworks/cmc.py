@@ -160,10 +160,8 @@ class CMC(Framework):
                 f"{len(images)} images of {images.name}. Give at most {most}."
             )
         light, colour = setup.branch(1, table.width), setup.branch(2, table.width)
-        cmc = cls(
-            light, None, colour=colour, images=len(images), bank=bank, momentum=table.momentum,
-            directions=table.directions,
-        )  # fmt: skip
+        given = {"momentum": table.momentum, "directions": table.directions}
+        cmc = cls(light, None, colour=colour, images=len(images), bank=bank, **given)
         for branch, half in zip((light, colour), halves(centre(images.images[slice(SAMPLE)], setup.size)), strict=True):
             std, mean = torch.std_mean(half, (0, 2, 3))  # of L, a and b
             assert isinstance(branch.encoder, Encoder)
