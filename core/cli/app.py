@@ -135,7 +135,7 @@ def _main(arguments: list[str], as_json: bool) -> int:
 def _no_option(arguments: Sequence[str]) -> str:
     """Return the message for an option in the place of the command."""
     option = arguments[0]
-    if command := next((each for each in arguments[1:] if not each.startswith("-")), ""):
+    if command := next((each for each in arguments[1:] if each in names()), ""):
         rest = [each for each in arguments if each != command]
         return f"the command comes first: dipole {shlex.join([command, *rest])}"
     return f"unknown option {option!r}.{nearest(option, ('--help', '--version'))} Allowed: --help, --version."

@@ -6,10 +6,11 @@ import argparse
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from math import inf
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from dipole.core.cli.words import EXAMPLES
@@ -32,6 +33,7 @@ class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose `error` raises UsageError. `hint_for` gives a hint for unrecognized arguments, or ""."""
 
     hint_for: Callable[[Sequence[str]], str] = staticmethod(lambda odd: "")
+    meant: Mapping[str, str] = MappingProxyType({})  # wrong choice -> hint
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.format_usage()}{self.prog}: error: {message}", message)
@@ -55,7 +57,8 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             known = [str(each) for each in action.choices]
-            near = nearest(str(value).lower(), known)
+            word = str(value).lower()
+            near = self.meant.get(word) or nearest(word, known)
             raise argparse.ArgumentError(action, f"invalid choice: {value!r}.{near} Choose from {', '.join(known)}.")
 
     def _print_message(self, message: str, file: Any = None) -> None:

@@ -123,7 +123,7 @@ class RunFolder:
                     f"{error}\nIts checkpoints are still there: remove {self.record} and repeat the command to "
                     "continue from them (--overwrite would throw them away)."
                 ) from error
-            raise RecordError(f"{error}\nTo train this run again: --overwrite.") from error
+            raise RecordError(f"{error}\nTo train this run again: `dipole train` with --overwrite.") from error
 
     def finished(self) -> bool:
         """Return whether the run is finished."""

@@ -50,7 +50,7 @@ def read_end(path: Path, count: int) -> bytes:
 def read_text(path: Path, most: int = LARGEST) -> str:
     """Return the content of a regular UTF-8 file. Raise ReceivedError as in `read_bytes`."""
     try:
-        return read_bytes(path, most).decode()
+        return read_bytes(path, most).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ReceivedError(path, f"is damaged: not UTF-8 ({error.reason} at byte {error.start})") from error
 
@@ -89,7 +89,7 @@ def parse_json(text: str | bytes) -> Any:
     a lone surrogate.
     """
     if isinstance(text, bytes):
-        text = text.decode()
+        text = text.decode("utf-8-sig")
     check_depth(text)
     try:
         found = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number, parse_float=_finite)

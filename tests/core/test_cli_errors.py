@@ -24,7 +24,6 @@ from dipole.core.record import read_record
 from dipole.core.utils.text import counted
 from tests.systems import POSIX
 
-NOT_AN_OPTION = "--no-such-option"
 # Wrong arguments of each command, beside its options.
 FAILURES = {
     "add": "nothing AP=0.5 --source x", "bench": "no-such-suite", "check": "infonse", "compare": "nothing nothing",
@@ -36,8 +35,7 @@ FAILURES = {
 }  # fmt: skip
 REFUSED = RuntimeError("[enforce] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes.")
 HERE = Path(__file__).parent
-FULL = Path("/dev/full")
-needs_shell = pytest.mark.skipif(not FULL.exists(), reason="needs a POSIX shell and /dev/full")
+needs_shell = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a POSIX shell and /dev/full")
 # With and without buffering.
 BUFFERED = ({}, {"PYTHONUNBUFFERED": "1"})
 # A command line that a stranger could write beside d/, an empty file, a link that leads nowhere, a file that is no
@@ -47,13 +45,13 @@ STRANGERS = {
     ("train", "gone.toml"): ("gone.toml is a link that leads nowhere", 2),
     ("train", "pipe.toml"): ("pipe.toml is no regular file", 2),
     ("bench", "d"): ("d is a folder: give a suite file", 2),
-    ("bench", "demo", "--slurm", "time=1"): ("--slurm time=1 belongs to --engine slurm", 2),
     ("bench", "demo", "--slurm", "time=1", "--plan"): ("--slurm time=1 belongs to --engine slurm", 2),
     ("list", "runs", "--runs", "nowhere"): ("--runs nowhere: no such folder", 2),
-    ("list", "runs", "--runs", "empty.txt"): ("--runs empty.txt: it is a file", 2),
+    ("list", "runs", "--runs", "my.toml"): ("--runs my.toml: it is a file", 2),
     ("check", "infonce", "--engine", "nothing"): ("'nothing' names no engine; there are dense, eager, triton", 1),
     ("report", "run"): ("run is one run. Give its parent folder, ..", 2),
-    ("report", "d", "-o", "empty.txt/x.html"): ("choose another folder with -o", 1),
+    ("report", "d", "-o", "my.toml/x.html"): ("choose another folder with -o", 1),
+    ("show", "my.toml"): ("For a recipe, `dipole train my.toml --print-config", 2),
     ("report", "bad.jsonl"): ("nothing could be read: `Problems` in report.html says why", 1),
 }
 
@@ -74,7 +72,7 @@ def test_a_failure_is_one_object_on_stdout_and_the_text_on_stderr(command, tmp_p
 
 @pytest.mark.parametrize("command", ["no-such-command", *cli.names()])
 def test_wrong_usage_is_an_object_too(command, capsys):
-    code, out, err = dipole(capsys, command, "--json", NOT_AN_OPTION)
+    code, out, err = dipole(capsys, command, "--json", "--no-such-option")
     error = json.loads(out)["error"]
     assert (code, error["exit_code"]) == (2, 2)
     assert error["message"] in err
@@ -116,7 +114,7 @@ def test_a_stranger_is_told_what_is_wrong_where_and_what_to_do(arguments, tmp_pa
     for name in ("d", "run"):
         Path(name).mkdir()
     Path("run/record.json").write_text("{}")
-    Path("empty.txt").touch()
+    Path("my.toml").touch()
     Path("bad.jsonl").write_bytes(b"\xb7\x00\n")
     if POSIX:
         Path("gone.toml").symlink_to("nowhere")
@@ -136,6 +134,8 @@ def test_json_is_asked_for_as_argparse_reads_it():
 
 @pytest.mark.parametrize(("line", "words"), [
     ("--json list", "the command comes first: dipole list --json"),
+    ("--runs x list", "the command comes first: dipole list --runs x"),
+    ("data CIFAR10 --yes", "Did you mean `dipole data get cifar10`?"), ("data get CIFAR-10", "Did you mean 'cifar10'?"),
     ("--verison", "unknown option '--verison'. Did you mean '--version'?"), ("TRAIN x", "Did you mean 'train'?"),
     ("list recipe", "'recipe'. Did you mean 'recipes'?"), ("data lst", "'lst'. Did you mean 'list'?"),
     ("rm x --fore", "unrecognized arguments: --fore. Did you mean '--force'?"),

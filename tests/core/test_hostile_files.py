@@ -284,7 +284,7 @@ def test_json_that_is_none(tmp_path, text, said):
 def test_json_that_is_some(tmp_path):
     text = r'{"a": [1, -2.5e-3, null, true, "\ud83d\ude00", "[[[["], "b": {}}'
     for each in (text, json.dumps({"a": "[" * 1000, "b": [[1]] * 1000})):
-        assert parse_json(each) == json.loads(each)
+        assert parse_json(each) == parse_json(b"\xef\xbb\xbf" + each.encode()) == json.loads(each)
     path = tmp_path / "record.json"
     path.write_text(json.dumps({str(n) * 50: "y" * 1000 for n in range(3000)}))
     with pytest.raises(DipoleError, match=r"and 299\d more") as caught:

@@ -237,9 +237,7 @@ def _probe(domain: Domain, name: str, target: str) -> Finding:
         return Finding(name, "missing", what, fix or what)
     except ModuleNotFoundError as error:
         return Finding(name, "missing", f"{error.name} is not installed", domain.install)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # plug-ins may call sys.exit
+    except (Exception, SystemExit) as error:  # plug-ins may call sys.exit
         fix = "This domain cannot be used until the error is fixed."
         return Finding(name, "missing", f"{type(error).__name__}: {error}", fix)
     detail = "loads"

@@ -42,7 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     write(f"run        {folder.path}\nobjective  {printable(record.objective, '')}")
     rows = [("", "now", "recorded")]
-    rows += [(name, number(value), number(record.results.get(name))) for name, value in found.results.items()]
+    recorded = {name: number(value) for name, value in record.results.items()}
+    rows += [(name, number(value), recorded.get(name, "-")) for name, value in found.results.items()]
     write(f"\n{text_table(rows)}\n")
     for line in found.remarks:
         write(line)

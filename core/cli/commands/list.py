@@ -79,17 +79,8 @@ def list_kind(kind: str, runs: Path = Path(RUNS)) -> list[dict[str, Any]]:
     from dipole.core.objectives.registry import Kind, registry
 
     kinds: dict[str, Kind] = {"objectives": "objective", "regularizers": "regularizer", "diagnostics": "diagnostic"}
-    return [
-        {
-            "name": entry.name,
-            "aliases": list(entry.aliases),
-            "summary": entry.summary,
-            "source": entry.source,
-            "weight": entry.weight,
-            "package": entry.package,
-        }
-        for entry in registry.entries(kinds[kind])
-    ]
+    facts = ("name", "aliases", "summary", "source", "weight", "package")
+    return [{key: getattr(entry, key) for key in facts} for entry in registry.entries(kinds[kind])]
 
 
 def _runs(folder: Path) -> list[dict[str, Any]]:

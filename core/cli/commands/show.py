@@ -14,6 +14,7 @@ from dipole.core.cli import Runner
 from dipole.core.cli.app import broken_plugins
 from dipole.core.cli.commands.list import KINDS
 from dipole.core.cli.output import write
+from dipole.core.utils.files import is_file
 from dipole.core.utils.plugins import OURS, points
 from dipole.core.utils.text import definitions, folded, screen_width
 
@@ -49,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     name, files = arguments.name, {"suite": shipped("suites"), "recipe": shipped("recipes")}
     found = {kind: paths[name] for kind, paths in files.items() if name in paths}
     path = Path(name)
-    if not found and arguments.expand and path.is_file():
+    if not found and arguments.expand and is_file(path):
         found = {"suite": path}
     if arguments.expand and "suite" not in found:
         raise ConfigError(f"--expand needs a suite, and {name!r} is none.{nearest(name, files['suite'])}")
@@ -85,6 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
             near, listed = nearest(name.lower(), [*kinds(), "run", "train", *lists]), "dipole list"
             if name.lower() in lists:
                 near, listed = "", f"dipole list {lists[name.lower()]}"
+            if path.suffix == ".toml" and is_file(path):
+                near, listed = " If it is a suite, add --expand. For a recipe,", f"dipole train {name} --print-config"
             folders = [*broken_plugins("recipes"), *broken_plugins("suites")]
             broken = "".join(f"\nThis plug-in cannot be used: {each}" for each in folders)
             said = str(error)
@@ -123,20 +126,9 @@ def _show_entry(entry: Entry, as_json: bool) -> None:
     for option in options:
         if option["default"] is inspect.Parameter.empty:
             option |= {"required": True, "default": None}
-    facts: dict[str, Any] = {
-        "name": entry.name,
-        "kind": entry.kind,
-        "aliases": list(entry.aliases),
-        "summary": entry.summary,
-        "formula": entry.formula,
-        "source": entry.source,
-        "cost": entry.cost,
-        "engine": _engine(entry),
-        "weight": entry.weight,
-        "package": entry.package,
-        "options": options,
-        "deviations": {paper: list(lines) for paper, lines in entry.deviations.items()},
-    }
+    keys = ("name", "kind", "aliases", "summary", "formula", "source", "cost", "weight", "package")
+    facts: dict[str, Any] = {key: getattr(entry, key) for key in keys}
+    facts |= {"engine": _engine(entry), "options": options, "deviations": dict(entry.deviations)}
     if as_json:
         print(json.dumps(facts, indent=2, default=str))
         return
