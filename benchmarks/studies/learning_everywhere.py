@@ -41,7 +41,7 @@ from dipole.vision.image_ops import centre
 OBJECTIVES = {
     entry.name: f"infonce + {entry.name}" if entry.kind == "regularizer" else entry.name
     for entry in registry.entries()
-    if entry.kind != "diagnostic"
+    if entry.kind != "diagnostic" and entry.name != "regression"  # it has no repulsion: BYOL's predictor stands for it
 } | {"cross_entropy": "cross_entropy(classes={classes})", "swav": "swav(prototypes=30)"}
 
 
@@ -109,6 +109,9 @@ REFUSED = {
     ("moco, queue", "tuple"): _NO_CLASSES,
     ("moco", "tuple"): _NO_CLASSES,
     ("moco, queue and queries", "tuple"): _NO_CLASSES,
+    ("moco, queue", "supcon"): _NO_CLASSES,
+    ("moco", "supcon"): _NO_CLASSES,
+    ("moco, queue and queries", "supcon"): _NO_CLASSES,
     ("window", "tuple"): _NO_BLOCK,
     ("agent", "tuple"): "needs labels",
     ("agent", "cross_entropy"): "needs labels",
@@ -123,11 +126,15 @@ OTHERWISE = {
     ("moco", "swav"): "swav(prototypes=30, temperature=0.2, codes=all)",
     ("moco, queue and queries", "swav"): "swav(prototypes=30, temperature=0.2, codes=all)",
     ("moco, queue", "quickthoughts"): "quickthoughts(similarity=cosine)",
+    ("blocks of sentences", "barlow_twins"): "barlow_twins(redundancy=0.05)",
 }
 """Objectives that need other options than their defaults to learn in a layout.
 
-A queue holds unit vectors, so dot products could separate them from the keys of the batch by their length alone.
+A queue holds unit vectors, so dot products could separate them from the keys of the batch by their length alone. 128
+sentences are few for the correlations of Barlow Twins, so that they need more weight.
 """
+UNLEARNT = {("moco, queue", "siglip")}
+"""Layouts in which an objective makes the encoder worse, with each of eight settings of temperature and bias."""
 
 
 def text_of(layout: str, name: str) -> str:

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -86,25 +87,26 @@ SCROLLING = """
 """
 
 
-@pytest.fixture(scope="module", params=[(1400, 900), (390, 844)], ids=["wide", "narrow"])
-def chromium(request):
+@pytest.fixture(scope="module")
+def chromium():
     if not (DRIVER and BROWSER):
         pytest.skip(MISSING)
-    browser = Chromium(size=request.param)
-    yield browser
-    browser.close()
+    with closing(Chromium()) as found:
+        yield found
 
 
+@pytest.mark.parametrize("size", [(1400, 900), (390, 844)], ids=["wide", "narrow"])
 @pytest.mark.parametrize("scheme", ["default", "slate"], ids=["light", "dark"])
-def test_no_code_or_table_scrolls_sideways(site, chromium, scheme):
+def test_no_code_or_table_scrolls_sideways(site, chromium, scheme, size):
     folders = ("start", "how-to", "tutorials", "objectives", "background", "results", "results/suites")
     pages = [path for folder in folders for path in sorted((site / folder).glob("*.html"))]
     assert len(pages) > 100
     wide = {}
-    for path in [site / "index.html", *pages]:
-        chromium.open(path.as_uri())
-        if found := chromium.run(SCROLLING, scheme):
-            wide[path.name] = found
+    with chromium.sized(*size):
+        for path in [site / "index.html", *pages]:
+            chromium.open(path.as_uri())
+            if found := chromium.run(SCROLLING, scheme):
+                wide[path.name] = found
     assert wide == {}
 
 

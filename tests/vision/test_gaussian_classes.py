@@ -201,7 +201,7 @@ def test_the_papers_ordering_over_twenty_trials(tmp_path):
     sized = read_suite("lmcl-table1").at("small", (), 20)
     found = SuiteResults(sized.manifest(sized.jobs()), read_records(tmp_path).records)
     cells = {(cell.row.label, cell.column.name): cell for cell in found.cells}
-    assert len(cells) == 6
+    assert len(cells) == 8
     for column in ("Three-Bars", "Nested-Moons"):
         ours = cells["LMCT (Ours)", column]
         assert ours.against_base.n == 20
