@@ -27,7 +27,7 @@ LETTERS, LINES = 36, 3
 LETTER_WIDTH = 6.2
 SPARE = 0.25
 """Share by which letters of another font may be wider than those that labels are measured with."""
-CHOICE = {
+CHOICE: dict[str, Any] = {
     "name": "chosen", "select": {"type": "point", "fields": ["series"]}, "bind": "legend", "views": ["series"]
 }  # fmt: skip
 """The selection that a click in the legend makes, over the layer of this name. Altair would copy all layers for it."""
