@@ -9,11 +9,14 @@ if TYPE_CHECKING:
     import torch
 
     from dipole.core.train.inference import Embedder
+    from dipole.text.encode import Normalize, SentenceEncoder
 
 SENTENCE_TRANSFORMERS, CONFIG, ONNX = "modules.json", "config.json", "model.onnx"
 TOKENIZER = "tokenizer.json"
 POOLED = "dipole_pooling"  # in the config.json of a plain transformer: how its run pools
 BATCH = 32  # sentences at a time, of similar length
+PROBE = ["A sentence.", "", "A somewhat longer sentence, to see whether padding is left out !", "unheardofword"]
+LONG = 64  # words of a long sentence where nothing is cut
 
 
 def open_folder(folder: Path, device: torch.device, features: str | None) -> Embedder | None:
@@ -128,3 +131,25 @@ def _leave_prompt_out(tokenizer: Any, prompt: str) -> None:
         parts = [*cast(Any, tokenizer.normalizer)]
     if parts and isinstance(parts[0], Prepend) and parts[0].prepend == prompt:
         tokenizer.normalizer = Sequence(parts[1:])
+
+
+def check_vectors(
+    encoder: SentenceEncoder, folder: Path, normalize: Normalize | None = None, most: float = 1e-5
+) -> None:
+    """Raise TrainingError if an exported folder gives other vectors than the run.
+
+    The last sentence of the check is longer than the encoder reads.
+    """
+    import torch
+
+    from dipole.core.utils.errors import TrainingError
+
+    words = [word for word in encoder.tokens.words() if word.isalpha()][:200] or ["word"]
+    count = LONG + (encoder.max_length or LONG)
+    texts = [*PROBE, " ".join(words[7 * i % len(words)] for i in range(count))]
+    opened: Any = open_folder(folder, torch.device("cpu"), None)
+    opened.tokens = None  # words of the check may be unknown
+    wanted = torch.from_numpy(encoder.encode(texts, normalize=normalize))
+    off = float((opened.vectors(texts) - wanted).abs().max() / wanted.abs().max().clamp_min(1))
+    if not off < most:
+        raise TrainingError(f"the exported folder would give vectors that differ by {off:.2g} from the run's.")

@@ -1,7 +1,6 @@
 """Shared by the export formats: the model with its projection as a layer, its tokenizer, and its code."""
 
 import json
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -10,41 +9,18 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
 from dipole.core.train.finetuning import merged
-from dipole.core.utils.errors import TrainingError
-from dipole.text.encode import Normalize, SentenceEncoder
+from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders.modeling_dipole import DipoleSentenceConfig, DipoleSentenceModel
 from dipole.text.encoders.networks import Projected, SentenceModel, architecture
-from dipole.text.exported import open_folder
 from dipole.text.vocabulary import PROMPT, Tokens, copied
 
 TASK = "sentence-similarity"
-
-PROBE = ["A sentence.", "", "A somewhat longer sentence, to see whether padding is left out !", "unheardofword"]
-LONG = 64  # words of a long sentence where nothing is cut
 
 AutoConfig.register(DipoleSentenceConfig.model_type, DipoleSentenceConfig, exist_ok=True)
 AutoModel.register(DipoleSentenceConfig, DipoleSentenceModel, exist_ok=True)
 # `save_pretrained` copies the code, so that a folder works without dipole.
 DipoleSentenceConfig.register_for_auto_class()
 DipoleSentenceModel.register_for_auto_class("AutoModel")
-
-
-def check_vectors(
-    encoder: SentenceEncoder, folder: Path, normalize: Normalize | None = None, most: float = 1e-5
-) -> None:
-    """Raise TrainingError if an exported folder gives other vectors than the run.
-
-    The last sentence of the check is longer than the encoder reads.
-    """
-    words = [word for word in encoder.tokens.words() if word.isalpha()][:200] or ["word"]
-    count = LONG + (encoder.max_length or LONG)
-    texts = [*PROBE, " ".join(words[7 * i % len(words)] for i in range(count))]
-    opened: Any = open_folder(folder, torch.device("cpu"), None)
-    opened.tokens = None  # words of the check may be unknown
-    wanted = torch.from_numpy(encoder.encode(texts, normalize=normalize))
-    off = float((opened.vectors(texts) - wanted).abs().max() / wanted.abs().max().clamp_min(1))
-    if not off < most:
-        raise TrainingError(f"the exported folder would give vectors that differ by {off:.2g} from the run's.")
 
 
 def truncated(encoder: SentenceEncoder) -> str:

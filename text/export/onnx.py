@@ -21,7 +21,8 @@ from dipole.text.encoders.networks import (
     WordGRU,
     pooled,
 )
-from dipole.text.portable import TASK, check_vectors, fast_tokenizer, parts_scaled, projected, shown, truncated
+from dipole.text.exported import check_vectors
+from dipole.text.portable import TASK, fast_tokenizer, parts_scaled, projected, shown, truncated
 
 AXES = ("batch", "length")
 

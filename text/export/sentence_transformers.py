@@ -18,7 +18,8 @@ from dipole.core.train.card import Card, write_card
 from dipole.core.utils.extras import needing
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders.networks import BagOfWords, Channels, Encoder, Pooled, Projected, SentenceModel, Transformer
-from dipole.text.portable import TASK, check_vectors, fast_tokenizer, projected, with_code
+from dipole.text.exported import check_vectors
+from dipole.text.portable import TASK, fast_tokenizer, projected, with_code
 from dipole.text.vocabulary import Tokens, copied
 
 with needing("sentence-transformers", "the export"):

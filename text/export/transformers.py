@@ -13,8 +13,8 @@ from dipole.core.train.card import Card, write_card
 from dipole.core.utils.backbone import network_class, without_transformers_output
 from dipole.text.encode import Normalize, SentenceEncoder
 from dipole.text.encoders.networks import Transformer
-from dipole.text.exported import POOLED
-from dipole.text.portable import TASK, check_vectors, fast_tokenizer, projected, shown, truncated, with_code
+from dipole.text.exported import POOLED, check_vectors
+from dipole.text.portable import TASK, fast_tokenizer, projected, shown, truncated, with_code
 
 HOW = {
     "cls": "states[:, 0]",
