@@ -1,6 +1,6 @@
 """A stand-in for an accelerator: what would make a host wait for one, or mix devices, is an error on meta tensors.
 
-Meta tensors hold no numbers, so reading one back raises by itself. What does not raise by itself is watched here: a
+Meta tensors hold no numbers, so reading one back raises by itself. Other reads are watched here: a
 tensor that is made on the CPU on the way, a copy between devices, and decompositions that look at their own success.
 """
 
@@ -87,7 +87,7 @@ def no_reads() -> Iterator[None]:
 
 @contextmanager
 def no_cuda_waits() -> Iterator[None]:
-    """Raise RuntimeError where the host would wait for CUDA: what the stand-in stands for."""
+    """Raise RuntimeError where the host would wait for CUDA, the device in question."""
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:

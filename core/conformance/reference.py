@@ -63,7 +63,7 @@ __all__ = [
 def infonce(
     case: Case, *, temperature: Temperature, similarity: str = "cosine", joint: bool = False, init: float | None = None
 ) -> Number:
-    """LMCL Eq. 1 and CACR Eq. 1; joint: cross-entropy of one softmax against a uniform target over the positives."""
+    """LMCL Eq. 1 and CACR Eq. 1. joint is the cross-entropy of one softmax against equal positives."""
     s, tau = similarity_of(case, similarity), tau_of(case, temperature)
     losses = []
     for i in case.counted():
@@ -150,7 +150,7 @@ def tuple_loss(case: Case, *, temperature: Temperature, init: float | None = Non
 def _debiased(
     case: Case, s: Callable[[int, Any], Tensor], temperature: Temperature, rho: float, beta: float, cosine_floor: bool
 ) -> Number:
-    """-log(e^+ / (e^+ + G)), G debiased by the class prior rho; negatives weighted by e^{beta s / temperature}."""
+    """-log(e^+ / (e^+ + G)), G debiased by the class prior rho. Negatives have the weights e^{beta s / tau}."""
     tau = tau_of(case, temperature)
     losses = []
     for i in case.counted():
@@ -199,7 +199,7 @@ def align_uniform(
 ) -> Number:
     """Wang & Isola 2020: E ||a - p||^alpha and log E e^{-t ||z_i - z_j||^2} over pairs of different instances.
 
-    Of two encoders each has its uniformity, and their mean counts; where a queue belongs to the anchors' encoder, they
+    Of two encoders each has its uniformity, and their mean counts. Where a queue belongs to the anchors' encoder, they
     alone have one. uniform_over=views: each view of an encoder has its own.
     """
     case, aligned = case.on_sphere(), []
@@ -277,7 +277,7 @@ def _within_sides(case: Case) -> list[list[tuple[Vector, Vector]]]:
 
 
 def _conditional(distances: Vector, temperature: float, kind: str, contrastive_sign: float) -> Vector:
-    """Weights of CACR Eqs. 3-4: e^{sign t d2}, normalised; reversed flips the sign, uniform forgets the distances."""
+    """Weights of CACR Eqs. 3-4: e^{sign t d2}, normalised. reversed flips the sign, uniform drops the distances."""
     sign = {"contrastive": contrastive_sign, "reversed": -contrastive_sign, "uniform": 0.0}[kind]
     raw = (sign * temperature * distances).exp()
     return raw / raw.sum()
@@ -296,11 +296,11 @@ def cacr(
     intra_batch: bool = False,
     k: int | None = None,
 ) -> Number:
-    """CACR Eqs. 2-5; rbf: the cost of Eq. 13 and, for the repulsion, the logarithm of Eq. 14.
+    """CACR Eqs. 2-5. rbf is the cost of Eq. 13 and, for the repulsion, the logarithm of Eq. 14.
 
     rbf_repulsion has that cost for the repulsion alone, and a logarithm for each pair of views.
 
-    `intra_batch` adds the anchors of other instances, where they are no candidates yet (App. C.2); `detach_weights` is
+    `intra_batch` adds the anchors of other instances, where they are no candidates yet (App. C.2). `detach_weights` is
     the no_grad of Algorithm 3. Between pairs of views every row of every view attracts.
     """
 

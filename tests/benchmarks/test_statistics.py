@@ -137,7 +137,7 @@ def test_sample_sizes_and_detectable_differences_are_the_textbooks():
     found = [power(1.0, 1.0, n) for n in [*range(2, 120), 500, 1000, 2700, 100_000]]
     assert np.diff(found).min() > -1e-12
     assert max(found) == found[-1] == 1.0
-    # Where SciPy answers nan for the other tail: two samples that far apart are always told apart.
+    # SciPy answers nan for the other tail here, where the power is 1.
     for gap, n in ((0.6034, 1000), (1.61, 100), (20, 2), (38, 3), (1e6, 5)):
         assert power(gap, 1.0, n) == pytest.approx(1.0, abs=0.02)
 
@@ -272,7 +272,7 @@ def test_critical_differences_groups_and_profiles_by_hand():
     assert found.p < 1e-5
     blocks = [{"a": 1.0, "b": 2.0, "c": 3.0}, {"a": 3.0, "b": 2.0, "c": 1.0}]
     assert critical_difference(blocks).groups == ((0, 2),)
-    # What floats make of 0.3 is a tie: no difference at all, p = 1.
+    # A difference by the rounding of 0.3 is a tie: no difference at all, p = 1.
     tie = critical_difference([{"a": 0.3, "b": 0.1 + 0.2}] * 3)
     assert (tie.p, tie.ranks) == (1.0, (1.5, 1.5))
     refused(DataError, "two blocks", critical_difference, [{"a": 1.0, "b": 2.0}, {"a": 1.0}])

@@ -1,4 +1,4 @@
-"""Several processes: how they are told from the environment, what ends them together, and who may go on."""
+"""Several processes: how the environment names them, what ends them together, and which may go on."""
 
 import json
 import os

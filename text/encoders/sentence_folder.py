@@ -63,8 +63,8 @@ class FolderSettings:
     """Settings of a sentence-transformers folder for the sentences that it encodes."""
 
     prompts: dict[str, str] = field(default_factory=dict)  # texts to put before a sentence, by name
-    default_prompt: str | None = None  # name of the one that `encode` uses; None: no prompt
-    max_length: int | None = None  # tokens of a sentence at most; None: not said
+    default_prompt: str | None = None  # name of the one that `encode` uses, or None
+    max_length: int | None = None  # tokens of a sentence at most, if the folder names a limit
     lower: bool = False  # sentences are lower-cased
 
     def applied(self, tokens: Tokens) -> Tokens:
@@ -94,8 +94,8 @@ def _modules(source: str) -> list[tuple[str, str]]:
     kinds = [kind for kind, _ in modules]
     if modules and (kinds[:2] != ["Transformer", "Pooling"] or not set(kinds[2:]) <= set(_READ) or modules[0][1]):
         raise ConfigError(
-            f"text.transformer = {source!r} is a SentenceTransformer of {', '.join(kinds)}; read are a Transformer, "
-            f"its Pooling and then {', '.join(_READ)}. Load it with sentence-transformers and take "
+            f"text.transformer = {source!r} is a SentenceTransformer of {', '.join(kinds)}. dipole reads a "
+            f"Transformer, its Pooling and then {', '.join(_READ)}. Load it with sentence-transformers and take "
             "dipole.text.ContrastiveLoss to train it."
         )
     return modules
