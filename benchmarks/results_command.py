@@ -55,10 +55,11 @@ def add(places: Sequence[Path], to: Path, replaces: bool = False) -> list[Added]
     changes = []
     for manifest in found.manifests:
         path, suite = to / f"{manifest.name}{SUFFIX}", of_suite(found, manifest)
+        unread_runs = {job.hash for job in manifest.jobs} - found.done.keys()
         unread = [
             f"run {each.path.name} of {manifest.name} cannot be read: {each.message}"
-            for each in found.collection.problems
-            if each.path.name in {job.hash for job in manifest.jobs} and is_file(each.path / "record.json")
+            for each in found.problems
+            if each.path.name in unread_runs and is_file(each.path / "record.json")
         ]
         if is_file(path):
             there = read_results_file(path)
@@ -81,15 +82,15 @@ def contents(places: Sequence[Path]) -> list[Added]:
 
 def of_suite(found: Gathered, manifest: Manifest) -> StoredSuite:
     """Return a suite with its finished runs, and the curves and points that its figures show."""
-    names, beside, runs = drawn_names(manifest), found.beside, {}
-    done = found.collection.done
+    names, files, runs = drawn_names(manifest), found.files, {}
+    done = found.done
     for job in manifest.jobs:
         if job.hash not in done:
             continue
         record, points = done[job.hash], None
         if SCATTER in manifest.show:
-            points = beside.points(job.hash)
-        curves = {name: curve for name, curve in beside.curves(job.hash, names).items() if curve.steps}
+            points = files.points(job.hash)
+        curves = {name: curve for name, curve in files.curves(job.hash, names).items() if curve.steps}
         measured = _measured(found, job.hash)
         results = {name: value for name, value in record.results.items() if name not in measured}
         runs[job.hash] = StoredRun(
@@ -99,10 +100,10 @@ def of_suite(found: Gathered, manifest: Manifest) -> StoredSuite:
 
 
 def _measured(found: Gathered, run: str) -> dict[str, AddedResult]:
-    if run in found.beside.kept:
-        return found.beside.kept[run].measured
+    if run in found.files.stored:
+        return found.files.stored[run].measured
     try:
-        return read_additions(found.beside.place(run)).results
+        return read_additions(found.files.place(run)).results
     except RecordError:
         return {}  # `gather` has reported it
 

@@ -24,7 +24,7 @@ class RunFiles:
     """
 
     folders: dict[str, Path] = field(default_factory=dict)
-    kept: dict[str, StoredRun] = field(default_factory=dict)
+    stored: dict[str, StoredRun] = field(default_factory=dict)
     folder: Path = Path("runs")
 
     def place(self, run: str) -> Path:
@@ -33,14 +33,14 @@ class RunFiles:
 
     def curves(self, run: str, names: Iterable[str]) -> dict[str, Curve]:
         """Return the curves of metrics.jsonl that exist."""
-        if (found := self.kept.get(run)) is not None:
+        if (found := self.stored.get(run)) is not None:
             return {name: found.curves[name] for name in names if name in found.curves}
         return read_curves(self.place(run) / "metrics.jsonl", names)
 
     def points(self, run: str) -> Any:
         """Return the content of points.json, or None if it is missing or damaged."""
-        if run in self.kept:
-            return self.kept[run].points
+        if run in self.stored:
+            return self.stored[run].points
         try:
             return read_json(self.place(run) / "points.json")
         except ReceivedError:

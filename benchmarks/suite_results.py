@@ -1,7 +1,7 @@
 """From the records of runs to filled suites: cells with spread, tests against the base, printed values, and claims.
 
 `gather` reads folders of runs and results files. `SuiteResults` fills the cells of a suite with their numbers, and is
-the grid on which a paper's claims are judged (`claims/judge.py`).
+the table on which a paper's claims are judged (`claims/judge.py`).
 """
 
 from collections import defaultdict
@@ -15,7 +15,7 @@ from statistics import fmean, median
 
 from dipole.benchmarks.claims import published
 from dipole.benchmarks.claims.judge import JudgedClaim, judge_claims
-from dipole.benchmarks.claims.printed_numbers import PrintedComparison, among, compare_printed
+from dipole.benchmarks.claims.printed_numbers import PrintedComparison, as_family, compare_printed
 from dipole.benchmarks.claims.protocol import protocol_differences
 from dipole.benchmarks.manifest import ColumnEntry, Manifest, RowEntry, read_manifests
 from dipole.benchmarks.results_file import (
@@ -41,26 +41,24 @@ Samples = Mapping[int, float]
 
 
 @dataclass(frozen=True)
-class Gathered:
-    """Everything that a report reads: the records, their suites, curves and points of the runs, and problems.
+class Gathered(Collection):
+    """Everything that a report reads: the records, their suites, and curves and points of the runs.
 
-    Problems are files that could not be read, and contradicting results.
+    Problems are also results that contradict each other.
     """
 
-    beside: RunFiles
-    collection: Collection = field(default_factory=Collection)
-    problems: list[UnreadRecord] = field(default_factory=list)
+    files: RunFiles = field(default_factory=RunFiles)
     manifests: list[Manifest] = field(default_factory=list)
 
     @property
     def suites(self) -> list["SuiteResults"]:
         """The suites with the numbers of their runs."""
-        return [SuiteResults(manifest, self.collection.records) for manifest in self.manifests]
+        return [SuiteResults(manifest, self.records) for manifest in self.manifests]
 
     def read_folder(self, place: Path) -> None:
         """Add the runs and suites of a runs folder."""
         of_folder = read_records(place)
-        self.collection.problems.extend(of_folder.problems)
+        self.problems.extend(of_folder.problems)
         for name, record in of_folder.records.items():
             self._add_run(place / name, record)
         manifests, unreadable = read_manifests(place)
@@ -86,13 +84,13 @@ class Gathered:
         self.manifests[:] = [each for each in self.manifests if each is not known] + [suite.manifest]
 
     def _add_run(self, path: Path, record: RunRecord, run: StoredRun | None = None) -> None:
-        name, records, stored = record.hash, self.collection.records, self.beside.kept
+        name, records, stored = record.hash, self.records, self.files.stored
         old = records.get(name)
         if old is None or (old.status != "done" and record.status == "done"):
             records[name] = record
-            self.beside.folders.pop(name, None)
+            self.files.folders.pop(name, None)
             if run is None:
-                self.beside.folders[name] = path
+                self.files.folders[name] = path
             else:
                 stored[name] = run
         elif record.status == "done" and (odd := differing(old, record)):
@@ -109,7 +107,7 @@ def gather(places: Iterable[Path]) -> Gathered:
     Raise ConfigError if a place is neither, or is a single run.
     """
     places = list(places)
-    found = Gathered(RunFiles({}, {}, places[0]))
+    found = Gathered(files=RunFiles(folder=places[0]))
     for place in places:
         if is_file(place / "record.json"):
             raise ConfigError(
@@ -125,7 +123,7 @@ def gather(places: Iterable[Path]) -> Gathered:
         for path in results_files(place):
             found.read_file(path)
     found.manifests[:] = map(marked, sorted(found.manifests, key=lambda each: each.name))
-    done = found.collection.done
+    done = found.done
     for manifest in found.manifests:
         for name, why in strangers(done[job.hash] for job in manifest.jobs if job.hash in done).items():
             found.problems.append(UnreadRecord(places[0], f"{manifest.name}: run {name} {why}"))
@@ -202,7 +200,7 @@ def curves_on(records: Iterable[RunRecord]) -> str:
 
 
 class SuiteResults:
-    """A suite's cells filled from the records of its runs. Also the grid on which a paper's claims are evaluated."""
+    """A suite's cells filled from the records of its runs. Also the table on which a paper's claims are evaluated."""
 
     def __init__(self, manifest: Manifest, records: Mapping[str, RunRecord]) -> None:
         self.manifest, self.jobs = manifest, manifest.jobs
@@ -221,9 +219,9 @@ class SuiteResults:
                 values = {"untrained": known.get(f"untrained/{self._metrics[place]}")}
                 if record is not None and record.status == "done":
                     values["mean"] = known.get(self._metrics[place])
-                for kind, value in values.items():
+                for name, value in values.items():
                     if value is not None and isfinite(value * factor):
-                        self._samples[*place, kind][cell.seed] = value * factor
+                        self._samples[*place, name][cell.seed] = value * factor
 
     @property
     def table(self) -> published.PrintedTable | None:
@@ -248,20 +246,20 @@ class SuiteResults:
             return methods[0]
         return name
 
-    def value(self, row: str, column: str, kind: str = "mean") -> float | None:
-        """Return the mean over the seeds of a cell, or None if nothing was run. For the kinds see `samples`."""
-        samples = self.samples(row, column, kind)
+    def value(self, row: str, column: str, field: str = "mean") -> float | None:
+        """Return the mean over the seeds of a cell, or None if nothing was run. For the fields see `samples`."""
+        samples = self.samples(row, column, field)
         return fmean(samples.values()) if samples else None
 
-    def samples(self, row: str, column: str, kind: str = "mean") -> Samples | None:
+    def samples(self, row: str, column: str, field: str = "mean") -> Samples | None:
         """Return values by seed, or None if nothing was run.
 
         A "drop" is the loss against the balanced column or group of the same seed. "untrained" is the number before
         training, if the runs measured it.
         """
         label = self._label(row)
-        if kind != "drop":
-            return self._samples.get((label, column, kind))
+        if field != "drop":
+            return self._samples.get((label, column, field))
         found = self._samples.get((label, column, "mean"), {})
         balanced = self._samples.get((*_balanced(label, column), "mean"), {})
         return {seed: balanced[seed] - value for seed, value in found.items() if seed in balanced} or None
@@ -277,18 +275,18 @@ class SuiteResults:
         """All cells row by row: our numbers, the test against the base, and the printed number."""
         places = product(self.rows, self.manifest.columns)
         found = [self._cell(row, column) for row, column in places if (row.label, column.name) in self._hashes]
-        beside = among([cell.comparison for cell in found])
+        compared = as_family([cell.comparison for cell in found])
         tests = [self._test(cell.row, cell.column) for cell in found]
         p_values = {test: getattr(cell.against_base, "p_t", nan) for test, cell in zip(tests, found, strict=True)}
         family = max(1, sum(map(isfinite, p_values.values())))
         if self.manifest.not_decidable:
             p_values = dict.fromkeys(p_values, nan)
-            beside = [each and replace(each, is_decidable=False) for each in beside]
+            compared = [each and replace(each, is_decidable=False) for each in compared]
         corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
         first = {test: place for place, test in reversed(list(enumerate(tests)))}
         return [
             replace(cell, p_holm=corrected[test], family=family, comparison=one, is_repeated=first[test] < place)
-            for place, (cell, test, one) in enumerate(zip(found, tests, beside, strict=True))
+            for place, (cell, test, one) in enumerate(zip(found, tests, compared, strict=True))
         ]
 
     def _test(self, row: RowEntry, column: ColumnEntry) -> tuple[Hashable, ...] | None:
@@ -351,10 +349,10 @@ class SuiteResults:
         same_scale = [other for other in others if other.manifest.scale == self.manifest.scale]
         # A suite that cannot decide anything is no evidence for the claims of another.
         same_scale = [other for other in same_scale if self.manifest.not_decidable or not other.manifest.not_decidable]
-        grids = {s.table.id: s for s in (*same_scale, self) if s.table is not None}
-        by_protocol = {name for name, suite in grids.items() if suite.manifest.is_paper_protocol}
+        tables = {s.table.id: s for s in (*same_scale, self) if s.table is not None}
+        by_protocol = {name for name, suite in tables.items() if suite.manifest.is_paper_protocol}
         claims = [claim for claim in published.claims_of(self.table.paper) if self.table.id in claim.tables]
-        return judge_claims(claims, grids, by_protocol, self.manifest.not_decidable)
+        return judge_claims(claims, tables, by_protocol, self.manifest.not_decidable)
 
     @property
     def base(self) -> str | None:

@@ -18,12 +18,12 @@ ROUNDING = 1e-9
 class ClaimKind:
     """A kind of statement: when a comparison is as claimed, and when all comparisons together are.
 
-    `region` says where the difference of a comparison has to lie (see `ClaimPart.region`), and `words` what is claimed,
+    `shape` is that of `ClaimPart.region`, where the difference of a comparison has to lie. `words` say what is claimed,
     with the part's parameters in braces. `side` is "above" or "below". `of_several` is added for `n` comparisons. A
     part needs one of the sets of parameters in `needs`, and can have those in `may`.
     """
 
-    region: Literal["above", "below", "between", "around zero", "around amount", "factors"]
+    shape: Literal["above", "below", "between", "around zero", "around amount", "factors"]
     words: str
     of_several: str = ", in each of {n}"
     needs: tuple[tuple[str, ...], ...] = ((),)
@@ -98,11 +98,11 @@ class ClaimPart(Settings):
             "around zero": (-margin, margin),
             "around amount": (low - margin, high + margin),
         }
-        if self.spec.region == "factors":
+        if self.spec.shape == "factors":
             return log(low), log(high)
-        return shapes[self.spec.region]
+        return shapes[self.spec.shape]
 
-    def at_least(self, n: int) -> int:
+    def required(self, n: int) -> int:
         """Return how many of `n` comparisons have to be as claimed."""
         if not self.spec.is_counted:
             return n
@@ -116,7 +116,7 @@ class ClaimPart(Settings):
         low, high = self.region
         if self.kind == "about" and self.amount is None:
             values["amount"] = f"{self.low:g} to {self.high:g}"
-        values |= {"side": side, "n": str(n), "at_least": str(self.at_least(n)), "from": f"{low:g}", "to": f"{high:g}"}
+        values |= {"side": side, "n": str(n), "at_least": str(self.required(n)), "from": f"{low:g}", "to": f"{high:g}"}
         text = self.spec.words
         if n > 1 or self.spec.of_several in (_MEAN, _COUNT):
             text += self.spec.of_several

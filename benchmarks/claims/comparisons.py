@@ -24,9 +24,9 @@ class NumberTable(Protocol):
     @property
     def rows(self) -> Sequence[Any]: ...
 
-    def value(self, row: str, column: str, kind: str = "mean") -> float | None: ...
+    def value(self, row: str, column: str, field: str = "mean") -> float | None: ...
 
-    def samples(self, row: str, column: str, kind: str = "mean") -> Mapping[int, float] | None: ...
+    def samples(self, row: str, column: str, field: str = "mean") -> Mapping[int, float] | None: ...
 
 
 @dataclass(frozen=True)
@@ -119,56 +119,56 @@ class Comparison:
 
 
 Test = Mapping[str, Any]
-Grid = NumberTable | None
-Place = tuple[Grid, str, str]
+Table = NumberTable | None
+Place = tuple[Table, str, str]
 Found = Iterator[tuple[str, Comparison | None]]
 """Labels and their comparisons, None without data."""
 
 
-def comparisons(claim: Claim, part: ClaimPart, grids: Mapping[str, NumberTable]) -> Iterator[Comparison | None]:
+def comparisons(claim: Claim, part: ClaimPart, tables: Mapping[str, NumberTable]) -> Iterator[Comparison | None]:
     """Yield the comparisons that a part of a claim is about, None without data.
 
     Where the paper's own table has a dash, there is no comparison.
     """
     for index in part.tests or range(len(claim.tests)):
-        test, tables = claim.tests[index], published.tables()
+        test, printed_tables = claim.tests[index], published.tables()
         if test["kind"] not in _TESTS:
             known = ", ".join(_TESTS)
             raise DataError(f"claim {claim.id} has a test of unknown kind {test['kind']!r}; known: {known}")
         name, other, find = test["table"], test.get("table_b", test["table"]), _TESTS[test["kind"]]
-        printed = dict(find(test, tables[name], tables.get(other))) if name in tables else {}
-        for label, found in find(test, grids.get(name), grids.get(other)):
+        printed = dict(find(test, printed_tables[name], printed_tables.get(other))) if name in printed_tables else {}
+        for label, found in find(test, tables.get(name), tables.get(other)):
             on_paper = printed.get(label)
-            if not fits(label, part.only) and (found or name in grids):
+            if not fits(label, part.only) and (found or name in tables):
                 continue
             if found is not None:
                 found = replace(found, label=label, subject=_subject(test) if len(claim.tests) > 1 else "")
-                if name in tables and test.get("field", "mean") == "mean":
-                    bounds, sign = _bounds(tables[name].metric)
+                if name in printed_tables and test.get("field", "mean") == "mean":
+                    bounds, sign = _bounds(printed_tables[name].metric)
                     found = replace(found, effect=on_paper.value if on_paper else nan, bounds=bounds, sign=sign)
             if found or on_paper or label not in printed:
                 yield found
 
 
-def _compare(test: Test, grid: Grid, _: Grid) -> Found:
+def _compare(test: Test, table: Table, _: Table) -> Found:
     direction, is_closed = {"<": -1}.get(test["op"], 1), test["op"] == ">="
-    kind, several = test.get("field", "mean"), isinstance(test["b"], list)
-    for other, column in product(test["b"] if several else [test["b"]], _columns(test, grid)):
-        one = _compared((grid, _row(test["a"]), column), (grid, _row(other), column), kind)
+    field, several = test.get("field", "mean"), isinstance(test["b"], list)
+    for other, column in product(test["b"] if several else [test["b"]], _columns(test, table)):
+        one = _compared((table, _row(test["a"]), column), (table, _row(other), column), field)
         label = f"{_row(other)} | {column}" if several else column
         yield label, one and replace(one, direction=direction, is_closed=is_closed)
 
 
-def _difference(test: Test, grid: Grid, other: Grid) -> Found:
+def _difference(test: Test, table: Table, other: Table) -> Found:
     columns_b = test.get("columns_b", {})
-    for column in _columns(test, grid):
-        one = _compared((grid, _row(test["a"]), column), (other, _row(test["b"]), columns_b.get(column, column)))
+    for column in _columns(test, table):
+        one = _compared((table, _row(test["a"]), column), (other, _row(test["b"]), columns_b.get(column, column)))
         yield column, one and replace(one, printed=test["published"]["difference"][column])
 
 
-def _ratio(test: Test, grid: Grid, _: Grid) -> Found:
-    for column in _columns(test, grid):
-        one, sides = None, _sides([(grid, _row(test[name]), column) for name in ("a", "b")])
+def _ratio(test: Test, table: Table, _: Table) -> Found:
+    for column in _columns(test, table):
+        one, sides = None, _sides([(table, _row(test[name]), column) for name in ("a", "b")])
         if sides and min(side.summary.mean for side in sides) > 0:
             above, below = sides
             value, printed = above.summary.mean / below.summary.mean, test["published"]["ratio"][column] - 1
@@ -176,51 +176,51 @@ def _ratio(test: Test, grid: Grid, _: Grid) -> Found:
         yield column, one
 
 
-def _along_columns(test: Test, grid: Grid, _: Grid) -> Found:
+def _along_columns(test: Test, table: Table, _: Table) -> Found:
     """Compare each column with the one before it."""
     row = _row(test["a"])
-    if grid is None:
+    if table is None:
         yield "all columns", None
         return
-    for one, two in pairwise(grid.columns):
-        yield f"{one} to {two}", _compared((grid, row, two), (grid, row, one))
+    for one, two in pairwise(table.columns):
+        yield f"{one} to {two}", _compared((table, row, two), (table, row, one))
 
 
-def _set_above(test: Test, grid: Grid, _: Grid) -> Found:
+def _set_above(test: Test, table: Table, _: Table) -> Found:
     """Compare every row of a with every row of b. The value is the lowest of a minus the highest of b."""
     names = [f"{_row(one)} against {_row(other)}" for one, other in product(test["a"], test["b"])]
-    for column in _columns(test, grid):
-        above, below = (_sides([(grid, row, column) for row in test[name]]) for name in ("a", "b"))
+    for column in _columns(test, table):
+        above, below = (_sides([(table, row, column) for row in test[name]]) for name in ("a", "b"))
         yield column, _several(list(product(above, below)), names, min)
 
 
-def _spread(test: Test, grid: Grid, _: Grid) -> Found:
+def _spread(test: Test, table: Table, _: Table) -> Found:
     """Compare all cells in pairs. The value is the largest minus the smallest."""
-    places = list(product([row.label for row in getattr(grid, "rows", ())], getattr(grid, "columns", ())))
-    sides = zip(_sides([(grid, *place) for place in places]), map(", ".join, places), strict=False)
+    places = list(product([row.label for row in getattr(table, "rows", ())], getattr(table, "columns", ())))
+    sides = zip(_sides([(table, *place) for place in places]), map(", ".join, places), strict=False)
     steps = list(combinations(sorted(sides, key=lambda each: each[0].summary.mean), 2))
     names = [f"{above} against {below}" for (_, below), (_, above) in steps]
     yield "max - min", _several([(above, below) for (below, _), (above, _) in steps], names, max)
 
 
-def _column_difference(test: Test, grid: Grid, _: Grid) -> Found:
+def _column_difference(test: Test, table: Table, _: Table) -> Found:
     for row, printed in test["published"]["difference"].items():
-        one = _compared((grid, row, test["column_a"]), (grid, row, test["column_b"]))
+        one = _compared((table, row, test["column_a"]), (table, row, test["column_b"]))
         yield row, one and replace(one, printed=printed)
 
 
-def _best_minus_column(test: Test, grid: Grid, _: Grid) -> Found:
+def _best_minus_column(test: Test, table: Table, _: Table) -> Found:
     """Compare a column with all others. The value is the gap to the best of them, or 0."""
     column = test["column"]
     for row in test["published"]["difference"]:
-        sides = {name: side for name in getattr(grid, "columns", ()) if (side := _side((grid, row, name)))}
+        sides = {name: side for name in getattr(table, "columns", ()) if (side := _side((table, row, name)))}
         base = sides.pop(column, None)
         pairs = [(side, base) for side in sides.values() if base]
         one = _several(pairs, [f"{name} against {column}" for name in sides], max)
         yield row, one and replace(one, value=max(0.0, one.value), one_is_enough=True)
 
 
-_TESTS: Mapping[str, Callable[[Test, Grid, Grid], Found]] = {
+_TESTS: Mapping[str, Callable[[Test, Table, Table], Found]] = {
     "compare": _compare,
     "difference": _difference,
     "ratio": _ratio,
@@ -243,18 +243,18 @@ def _subject(test: Test) -> str:
     return " against ".join(_row(test[name]) for name in ("a", "b") if isinstance(test.get(name), str | Mapping))
 
 
-def _columns(test: Test, grid: NumberTable | None) -> Sequence[str]:
-    return test["columns"] if test["columns"] != "all" else getattr(grid, "columns", ("all columns",))
+def _columns(test: Test, table: NumberTable | None) -> Sequence[str]:
+    return test["columns"] if test["columns"] != "all" else getattr(table, "columns", ("all columns",))
 
 
-def _compared(one: Place, other: Place, kind: str = "mean") -> Comparison | None:
+def _compared(one: Place, other: Place, field: str = "mean") -> Comparison | None:
     """Compare two cells. None without data."""
-    sides = _sides([one, other], kind)
+    sides = _sides([one, other], field)
     if not sides:
         return None
     first, second = sides
     value = first.summary.mean - second.summary.mean
-    if kind == "std":
+    if field == "std":
         value = first.summary.std - second.summary.std
     # A spread that is not printed is no comparison. The spread of a single seed is one that decides nothing.
     if not isfinite(value) and not (first.samples and second.samples):
@@ -271,26 +271,26 @@ def _several(
     return Comparison("", pick(one.summary.mean - other.summary.mean for one, other in pairs), pairs, names=names)
 
 
-def _sides(places: Sequence[Place], kind: str = "mean") -> list[Side]:
+def _sides(places: Sequence[Place], field: str = "mean") -> list[Side]:
     """Return cells with their spreads, or [] if one of them has no data."""
-    found = [side for place in places if (side := _side(place, kind)) is not None]
+    found = [side for place in places if (side := _side(place, field)) is not None]
     return found if len(found) == len(places) else []
 
 
-def _side(place: Place, kind: str = "mean") -> Side | None:
+def _side(place: Place, field: str = "mean") -> Side | None:
     """Return a cell with its spread. Spreads are compared through the values they come from."""
-    (grid, row, column), of = place, kind.replace("std", "mean")
-    if grid is None:
+    (table, row, column), of = place, field.replace("std", "mean")
+    if table is None:
         return None
-    if samples := grid.samples(row, column, of):
-        untrained = grid.samples(row, column, "untrained") if of == "mean" else None
+    if samples := table.samples(row, column, of):
+        untrained = table.samples(row, column, "untrained") if of == "mean" else None
         return Side(samples, summarize(list(samples.values())), untrained)
-    mean, std = grid.value(row, column, of), None
+    mean, std = table.value(row, column, of), None
     if mean is None:
         return None
     if of == "mean":
-        std = grid.value(row, column, "std")
-    return Side(None, Summary(getattr(grid, "trials", None) or 1, mean, nan if std is None else std, nan, nan))
+        std = table.value(row, column, "std")
+    return Side(None, Summary(getattr(table, "trials", None) or 1, mean, nan if std is None else std, nan, nan))
 
 
 def _bounds(metric: str) -> tuple[tuple[float, float], int]:

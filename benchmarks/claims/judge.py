@@ -1,4 +1,4 @@
-"""Claims of a paper on grids of numbers, the printed tables or ours: from comparisons to agrees, differs or undecided.
+"""Claims of a paper on tables of numbers, the printed tables or ours: from comparisons to agrees, differs or undecided.
 
 Each comparison (`comparisons.py`) is a difference of two sides, tested against the region that its claim names
 (`verdicts.against`). The tests of all comparisons together are the evidence on a part of the claim, and those on all
@@ -73,12 +73,12 @@ class JudgedPart:
     @property
     def least(self) -> int:
         """How many of the comparisons have to be as claimed."""
-        return self.part.at_least(len(self.items) + self.missing)
+        return self.part.required(len(self.items) + self.missing)
 
     @property
     def deciding(self) -> JudgedComparison:
         """The comparison that decides, or the mean. There has to be a comparison."""
-        found = deciding(self.items, self.evidence, self.least)
+        found = decisive(self.items, self.evidence, self.least)
         if self.mean is None or self.evidence.is_for or self.evidence.outside == 1:
             return self.mean or found
         # A part that is about the mean alone is shown to be wrong by the mean.
@@ -102,7 +102,7 @@ class JudgedPart:
 
 @dataclass(frozen=True)
 class JudgedClaim:
-    """A claim on one set of grids, and how each part of it was judged.
+    """A claim on one set of tables, and how each part of it was judged.
 
     `p_holm` is its p-value, corrected over all claims that the suite can test. `not_decidable` says why the suite
     cannot decide anything.
@@ -148,7 +148,7 @@ class JudgedClaim:
         parts = [part for part in self.parts if part.items]
         if not parts:
             return None
-        part, verdict = deciding(parts, self.evidence, len(parts)), decide(self.evidence, self.p_holm)
+        part, verdict = decisive(parts, self.evidence, len(parts)), decide(self.evidence, self.p_holm)
         found = part.deciding
         if found.obstacle or self.not_decidable:
             return found
@@ -178,7 +178,7 @@ class JudgedClaim:
 Judged = TypeVar("Judged", JudgedComparison, JudgedPart)
 
 
-def deciding(judged: Sequence[Judged], evidence: Evidence, least: int) -> Judged:
+def decisive(judged: Sequence[Judged], evidence: Evidence, least: int) -> Judged:
     """Return what decides whether `least` of several are true: the weakest that has to be, or the worst."""
     if evidence.is_for:
         return sorted(judged, key=lambda each: each.evidence.inside)[min(least, len(judged)) - 1]
@@ -188,27 +188,27 @@ def deciding(judged: Sequence[Judged], evidence: Evidence, least: int) -> Judged
 
 
 def judge_claims(
-    claims: Sequence[Claim], grids: Mapping[str, NumberTable], by_protocol: Collection[str], not_decidable: str = ""
+    claims: Sequence[Claim], tables: Mapping[str, NumberTable], by_protocol: Collection[str], not_decidable: str = ""
 ) -> list[JudgedClaim]:
     """Judge the claims of one paper on our numbers, as one family of tests.
 
     Args:
         claims: of one paper.
-        grids: a grid for each table's id, as far as we have it.
+        tables: a table for each table's id, as far as we have it.
         by_protocol: ids of the tables that we filled by the paper's protocol.
         not_decidable: why the suite cannot decide anything, or "". Its claims have no p-value then.
     """
-    judged = [judge_claim(claim, grids) for claim in claims]
+    judged = [judge_claim(claim, tables) for claim in claims]
     found = []
     for each, p in zip(judged, holm([nan if not_decidable else each.p for each in judged]), strict=True):
-        is_paper = all(name in by_protocol for name in each.claim.tables if name in grids)
+        is_paper = all(name in by_protocol for name in each.claim.tables if name in tables)
         found.append(replace(each, is_paper_protocol=is_paper, p_holm=p, not_decidable=not_decidable))
     return found
 
 
-def judge_claim(claim: Claim, grids: Mapping[str, NumberTable]) -> JudgedClaim:
-    """Judge a claim alone on the grids by table id. Comparisons of an absent table count as missing."""
-    judged = (_judge_part(part, list(comparisons(claim, part, grids))) for part in claim.all_parts)
+def judge_claim(claim: Claim, tables: Mapping[str, NumberTable]) -> JudgedClaim:
+    """Judge a claim alone on the tables by table id. Comparisons of an absent table count as missing."""
+    judged = (_judge_part(part, list(comparisons(claim, part, tables))) for part in claim.all_parts)
     alone = JudgedClaim(claim, tuple(judged))
     return replace(alone, p_holm=alone.p)
 
@@ -218,7 +218,7 @@ def _judge_part(part: ClaimPart, found: Sequence[Comparison | None]) -> JudgedPa
     spec, judge = part.spec, _judge_spread if part.spec.is_spread else _judge
     items = [judge(part, each) for each in found if each is not None]
     missing, mean = len(found) - len(items), None
-    evidence = at_least([*(item.evidence for item in items), *[NOTHING] * missing], part.at_least(len(found)))
+    evidence = at_least([*(item.evidence for item in items), *[NOTHING] * missing], part.required(len(found)))
     directed = [item for item in items if item.comparison.turn(part)]
     if spec.of_mean and directed and all(len(item.comparison.pairs) == 1 for item in directed):
         mean = _judge_mean(part, directed)

@@ -105,7 +105,7 @@ def compare_printed(
     return replace(alone, p_holm=alone.p)
 
 
-def among(comparisons: Sequence[PrintedComparison | None]) -> list[PrintedComparison | None]:
+def as_family(comparisons: Sequence[PrintedComparison | None]) -> list[PrintedComparison | None]:
     """Return the comparisons as one family, with p-values by Holm's test over all of them."""
     alone = [nan if each is None else each.p for each in comparisons]
     family = sum(map(isfinite, alone))

@@ -79,12 +79,12 @@ class PrintedTable:
         one, other = EXCHANGED[self.id]
         return (f"{one} and {other} are as printed. Their levels look exchanged in the paper.", *self.issues)
 
-    def value(self, row: str, column: str, kind: str = "mean") -> float | None:
+    def value(self, row: str, column: str, field: str = "mean") -> float | None:
         """Return a printed "mean", "std" or "drop", or None if there is no such cell, or nothing is printed."""
         found = self.find(row)
         if found is None or column not in found.cells:
             return None
-        value: float | None = getattr(found.cells[column], kind)
+        value: float | None = getattr(found.cells[column], field)
         return value
 
     def find(self, name: str) -> PrintedRow | None:
@@ -97,7 +97,7 @@ class PrintedTable:
         found = {row.method: row for row in self.rows if methods[row.method] == 1}
         return found | {row.label: row for row in self.rows if labels[row.label] == 1}
 
-    def samples(self, row: str, column: str, kind: str = "mean") -> Mapping[int, float] | None:
+    def samples(self, row: str, column: str, field: str = "mean") -> Mapping[int, float] | None:
         """Return None, because printed tables have no single trials."""
         return None
 

@@ -13,7 +13,6 @@ from dipole.benchmarks.report.html import to_html, to_pages
 from dipole.benchmarks.report.table import escaped, to_csv, to_latex
 from dipole.benchmarks.report.table import to_markdown as table_to_markdown
 from dipole.benchmarks.run_files import RunFiles
-from dipole.benchmarks.run_records import Collection
 from dipole.benchmarks.suite_results import Gathered, SuiteResults, gather
 from dipole.benchmarks.sweep.summary import SearchSummary, read_summaries
 from dipole.core.record import RunRecord, now
@@ -65,11 +64,10 @@ def make_report(runs: Path | Sequence[Path], gathered: Gathered | None = None) -
     """
     places = [runs] if isinstance(runs, Path) else list(runs)
     gathered = gathered or gather(places)
-    collection, beside = gathered.collection, gathered.beside
-    problems = [*collection.problems, *gathered.problems]
+    files, problems = gathered.files, [*gathered.problems]
     suites = sorted(gathered.suites, key=overview.by_paper)
     claims = {suite.manifest.name: suite.claims(suites) for suite in suites}
-    sections, summary = [_suite(suite, beside, claims[suite.manifest.name]) for suite in suites], ""
+    sections, summary = [_suite(suite, files, claims[suite.manifest.name]) for suite in suites], ""
     if len(suites) > overview.FEW:
         summary = overview.in_a_sentence(suites, claims)
         shown = overview.tables(suites, claims)
@@ -80,26 +78,26 @@ def make_report(runs: Path | Sequence[Path], gathered: Gathered | None = None) -
     asked = {job.hash for suite in suites for job in suite.jobs}
     for place in filter(Path.is_dir, places):
         searched, unreadable = read_summaries(place)
-        sections += [_search(each, collection) for each in searched]
+        sections += [_search(each, gathered) for each in searched]
         asked |= {trial.run for each in searched for trial in each.trials}
         problems += unreadable
-    others = [record for name, record in collection.records.items() if name not in asked]
+    others = [record for name, record in gathered.records.items() if name not in asked]
     if others:
-        listed = tables.other_runs_table(others, beside).without_empty_columns()
+        listed = tables.other_runs_table(others, files).without_empty_columns()
         groups = _by_task(others)
         compared = [tables.comparison_table(task, records) for task, records in groups.items() if len(records) > 1]
         subtitle = f"{counted(len(others), 'run')} of dipole train"
-        drawn, said = charts.other_runs(groups, beside), findings.of_others(groups)
+        drawn, said = charts.other_runs(groups, files), findings.of_others(groups)
         sections.append(Section("other-runs", "Other runs", subtitle, (), (*compared, listed), drawn, said))
     if problems:
         subtitle = f"{counted(len(problems), 'entry', 'entries')} of the runs folder"
         sections.append(Section("problems", "Problems", subtitle, (), (tables.problems_table(problems),), {}))
-    machines = findings.of_machines(collection.done.values())
-    return Report("dipole report", now(), _facts(collection, len(problems)), sections, machines, summary)
+    machines = findings.of_machines(gathered.done.values())
+    return Report("dipole report", now(), _facts(gathered, len(problems)), sections, machines, summary)
 
 
-def _suite(results: SuiteResults, beside: RunFiles, claims: Sequence[JudgedClaim]) -> Section:
-    manifest, pictures = results.manifest, charts.pictures(results, beside)
+def _suite(results: SuiteResults, files: RunFiles, claims: Sequence[JudgedClaim]) -> Section:
+    manifest, pictures = results.manifest, charts.pictures(results, files)
     shown = [
         tables.results_table(results),
         tables.aggregate_table(results),
@@ -135,8 +133,8 @@ def _by_task(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
     return found
 
 
-def _search(search: SearchSummary, collection: Collection) -> Section:
-    shown = searches.search_tables(search, collection.done)
+def _search(search: SearchSummary, gathered: Gathered) -> Section:
+    shown = searches.search_tables(search, gathered.done)
     drawn = {"Slices": searches.slices(search)}
     drawn = {name: found for name, found in drawn.items() if found}
     title = f"Search: {search.name}"
@@ -158,11 +156,11 @@ def _notes(results: SuiteResults) -> Iterable[str]:
         yield from table.notes
 
 
-def _facts(collection: Collection, problems: int) -> dict[str, str]:
-    records: Sequence[RunRecord] = list(collection.records.values())
+def _facts(gathered: Gathered, problems: int) -> dict[str, str]:
+    records: Sequence[RunRecord] = list(gathered.records.values())
     facts = {
         "runs": str(len(records)),
-        "finished": str(len(collection.done)),
+        "finished": str(len(gathered.done)),
         "domains": ", ".join(sorted({r.domain for r in records})) or "none",
         "computing time": duration(sum(r.wall_seconds for r in records)),
     }

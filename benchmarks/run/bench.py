@@ -98,7 +98,7 @@ def bench(
     for fault in faulty:
         say(stderr, f"will fail: {fault}")
     summary = run_suite(sized, wanted, records, runs, chosen)
-    print_results(console, SuiteResults(sized.manifest(wanted), gather([runs, *known]).collection.records))
+    print_results(console, SuiteResults(sized.manifest(wanted), gather([runs, *known]).records))
     print_summary(console, sized, summary, runs)
     answer |= {"runs": str(runs), **summary.as_dict()}
     return int(bool(summary.failed))
@@ -123,7 +123,7 @@ def finished(runs: Path) -> dict[str, RunRecord]:
     """Return the finished runs of a folder, those of its results files included, none if there is no folder yet."""
     if not runs.is_dir():
         return {}
-    return gather([runs]).collection.done
+    return gather([runs]).done
 
 
 @dataclass(frozen=True)

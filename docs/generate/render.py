@@ -227,7 +227,7 @@ def picture(name: str) -> bytes:
     """Return a picture of committed results as SVG."""
     suite, ending = PICTURES[name]
     results = next(each for each in committed.suites() if each.manifest.name == f"{suite}-small")
-    of_suite = charts.pictures(results, committed.gathered().beside)
+    of_suite = charts.pictures(results, committed.gathered().files)
     drawn = [each.chart for of_kind in of_suite.values() for each in of_kind]
     return committed.svg(next(chart for chart in drawn if chart.title.endswith(ending)))
 

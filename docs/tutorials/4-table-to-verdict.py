@@ -110,7 +110,7 @@ from dipole.benchmarks.suite_results import SuiteResults, gather
 
 runs = Path("runs")
 manifest = next(each for each in read_manifests(runs)[0] if each.published == TABLE)
-results = SuiteResults(manifest, gather([runs, SHIPPED]).collection.records)
+results = SuiteResults(manifest, gather([runs, SHIPPED]).records)
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.8), layout="constrained")
 names = [cell.column.name for cell in results.cells]
@@ -168,7 +168,7 @@ assert [len(cell.samples) for cell in results.cells] == [4 if SMALL else 6] * 3
 # %%
 shipped = gather([SHIPPED])
 manifest = next(each for each in shipped.manifests if each.published == "lmcl-table1")
-for claimed in SuiteResults(manifest, shipped.collection.records).claims():
+for claimed in SuiteResults(manifest, shipped.records).claims():
     print(
         f"{claimed.claim.statement}\n"
         f"{claimed.claim.id}: {claimed.full_verdict}\n  {why(claimed)}"

@@ -125,11 +125,11 @@ def test_verdicts_beside_printed_numbers_are_one_family():
     error, df = parts.sum() ** 0.5, parts.sum() ** 2 / (parts**2 / [3, 4]).sum()
     tails = [stats.t.sf((alone[0].difference + bound) / error, df) for bound in (-1, 1)]
     assert alone[0].p == pytest.approx(2 * sum(tails))
-    assert printed_numbers.among(alone[:1]) == alone[:1]
+    assert printed_numbers.as_family(alone[:1]) == alone[:1]
     most = int(0.05 / alone[0].p)
-    kept = printed_numbers.among([alone[0], *[alone[1]] * (most - 1), None])
+    kept = printed_numbers.as_family([alone[0], *[alone[1]] * (most - 1), None])
     assert (kept[0].verdict, kept[-1]) == (DIFFERS, None)
-    lost = printed_numbers.among([alone[0], *[alone[1]] * most])
+    lost = printed_numbers.as_family([alone[0], *[alone[1]] * most])
     assert lost[0].verdict == UNDECIDED
     assert ", differs alone (p = " in lost[0].basis
 
@@ -282,7 +282,7 @@ WHY = "digits are at the ceiling"
 
 def shipped(name):
     found = gather([SHIPPED / f"{name}-small.jsonl"])
-    return SuiteResults(found.manifests[0], found.collection.records)
+    return SuiteResults(found.manifests[0], found.records)
 
 
 @pytest.mark.parametrize("name", ["lmcl-table5", "cllr-table4", "cacr-table3", "cacr-table14"])
