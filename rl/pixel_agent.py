@@ -14,10 +14,10 @@ from stable_baselines3.common.utils import update_learning_rate
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
 
-from dipole.core.objectives.evaluate import without_autocast
 from dipole.core.objectives.gather import all_gather_pairs
 from dipole.core.objectives.objective import Composite, Objective, Outcome
 from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.term_values import without_autocast
 from dipole.core.train.config import GRAPHED
 from dipole.core.train.not_finite import terms_with_bad_gradient
 from dipole.core.utils.errors import ConfigError, TrainingError
@@ -26,7 +26,7 @@ from dipole.core.utils.transfer import to_device
 from dipole.rl import description
 from dipole.rl import settings as presets
 from dipole.rl.arguments import plain
-from dipole.rl.augmentation import Augmentation, Centre, one_number, resolve
+from dipole.rl.augmentation import Augmentation, Centre, choose_augmentation, one_number
 from dipole.rl.contrast import (
     bf16_is_native,
     duplicates,
@@ -103,7 +103,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         if objective is not None:
             settings["objective"] = objective
         preset = preset or presets.DEFAULT[self.algorithm]
-        chosen = presets.resolve(
+        chosen = presets.from_preset(
             preset,
             {**without_sb3_names(settings), "algorithm": self.algorithm},
             (*self.passed_on, "augmentation", "storage"),
@@ -131,7 +131,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         self._augment: Augmentation = Centre(1)
         if self.seen.image is not None:
             channels, height, width = self.seen.shape
-            self._augment = resolve(
+            self._augment = choose_augmentation(
                 self.augmentation, channels, one_number(height, width), self.image_size, self.crop_inclusive
             )
             require_size(self._augment.size, self.layers)
@@ -255,7 +255,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             changes: settings that no network depends on (learning_rate, precision, ...).
         """
         changes["objective"] = "none" if objective is None else str(objective)
-        presets.resolve(self.preset, {**dict(self.settings), **changes})
+        presets.from_preset(self.preset, {**dict(self.settings), **changes})
         stored = presets.attributes(self.algorithm)
         for name, value in changes.items():
             setattr(self, stored[name], value)

@@ -144,7 +144,7 @@ class SavedAgent(OffPolicyAlgorithm):
                 raise ConfigError(f"{path} is an agent of {kind!r}, and {cls.__name__} is {cls.algorithm!r}.")
             if env is not None:
                 env = shown_to(cls.__name__, cls._wrap_env(env), saved["inputs"])
-            chosen, stored = presets.resolve(saved["preset"], {**saved, **rest}, other), presets.attributes(kind)
+            chosen, stored = presets.from_preset(saved["preset"], {**saved, **rest}, other), presets.attributes(kind)
             changed = {stored[name]: getattr(chosen, name) for name in rest}
             return super().load(path, env, device, custom_objects, print_system_info, force_reset, **changed, **passed)
 

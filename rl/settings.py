@@ -285,7 +285,7 @@ def require_changeable(names: Iterable[str]) -> None:
             )
 
 
-def resolve(preset: str, overrides: Mapping[str, Any], besides: Iterable[str] = ()) -> AgentSettings:
+def from_preset(preset: str, overrides: Mapping[str, Any], besides: Iterable[str] = ()) -> AgentSettings:
     """Return a preset with settings replaced. NumPy's numbers count as Python's.
 
     Raise ConfigError for an unknown name (with the nearest, of `besides` too) or a value out of range.

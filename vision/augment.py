@@ -13,7 +13,7 @@ import torch
 from pydantic import Field, create_model, model_validator
 from torch import Tensor
 
-from dipole.core.objectives.evaluate import without_autocast
+from dipole.core.objectives.term_values import without_autocast
 from dipole.core.train.config import Settings
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.transfer import prefetched, to_device

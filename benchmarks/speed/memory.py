@@ -19,7 +19,7 @@ import torch
 import dipole
 from dipole.benchmarks.report.table import markdown
 from dipole.core.train.config import TrainConfig
-from dipole.core.train.memory_saving import Encoding
+from dipole.core.train.memory_saving import PatchedEncoders
 from dipole.core.utils.machine import peak_memory
 
 WAYS = {
@@ -52,7 +52,11 @@ def measure(name: str, rows: int, microbatch: int, way: str, device: str) -> tup
     encoder, views = subject(name, rows, device)
     divides, checkpoints = WAYS[way]
     config = TrainConfig(steps=1, microbatch=microbatch if divides else None, activation_checkpointing=checkpoints)
-    encoding, loss, is_cuda = Encoding([encoder], config, compiles=False), dipole.objective("infonce"), device != "cpu"
+    encoding, loss, is_cuda = (
+        PatchedEncoders([encoder], config, compiles=False),
+        dipole.objective("infonce"),
+        device != "cpu",
+    )
     before = torch.cuda.memory_allocated() if is_cuda else peak_memory()
     began = time.process_time()
     with encoding():

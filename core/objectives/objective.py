@@ -7,7 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from dipole.core.objectives.evaluate import (
+from dipole.core.objectives.gather import Input, all_gather_pairs
+from dipole.core.objectives.lazy import LazyModule
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.registry import entry_of, registry, timed
+from dipole.core.objectives.similarity import Similarity, full_precision, normalize
+from dipole.core.objectives.spec import Term, caret, check_whole, format_terms, numbered, parse, remember_options
+from dipole.core.objectives.statistics import AnyStatistic
+from dipole.core.objectives.term_values import (
     NO_NEGATIVES,
     GlobalPairs,
     Outcome,
@@ -16,13 +23,6 @@ from dipole.core.objectives.evaluate import (
     evaluate_terms,
     has_repulsion,
 )
-from dipole.core.objectives.gather import Input, all_gather_pairs
-from dipole.core.objectives.lazy import LazyModule
-from dipole.core.objectives.pairs import Pairs
-from dipole.core.objectives.registry import entry_of, registry, timed
-from dipole.core.objectives.similarity import Similarity, full_precision, normalize
-from dipole.core.objectives.spec import Term, caret, check_whole, format_terms, numbered, parse, remember_options
-from dipole.core.objectives.statistics import AnyStatistic
 from dipole.core.utils.distributed import world_size
 from dipole.core.utils.errors import OptionError, PairsError, SpecError
 from dipole.core.utils.memory import check_fits

@@ -68,12 +68,12 @@ class Sketch(NamedTuple):
 
     Attributes:
         width: of the embedding.
-        related: a function (objective, width, *arguments) -> random rows, paired like those of a batch.
-        arguments: of `related`. Equal arguments give equal pairs.
+        example: a function (objective, width, *arguments) -> random rows, paired like those of a batch.
+        arguments: of `example`. Equal arguments give equal pairs.
     """
 
     width: int
-    related: Callable[..., Pairs | tuple[Pairs, ...]]
+    example: Callable[..., Pairs | tuple[Pairs, ...]]
     arguments: tuple[Hashable, ...] = ()
 
 

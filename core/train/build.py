@@ -73,7 +73,7 @@ def construct(config: RunConfig, world_size: int = 1) -> None:
         return
     _build_objective(config.objective, None if sketch is None else sketch.width)
     if sketch is not None:
-        _relate(config.objective, sketch.related, sketch.arguments)
+        _try_pairs(config.objective, sketch.example, sketch.arguments)
 
 
 @cache
@@ -84,8 +84,8 @@ def _build_objective(text: str, width: int | None) -> None:
 
 @cache
 @torch.no_grad()
-def _relate(text: str, related: Callable[..., Any], arguments: tuple[Hashable, ...]) -> None:
+def _try_pairs(text: str, example: Callable[..., Any], arguments: tuple[Hashable, ...]) -> None:
     # A narrow model suffices to check the pairs. At full width, L and prototypes would be slow.
     with torch.random.fork_rng(devices=[]):
         built = objective(text, NARROW)
-        built(related(built, NARROW, *arguments))
+        built(example(built, NARROW, *arguments))

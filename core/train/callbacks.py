@@ -159,7 +159,7 @@ class Metrics(Callback):
 class Evaluations(Callback):
     """Evaluate every `evaluate_every` and at the end, and keep the best weights.
 
-    `is_due` says that an evaluation after the current step was interrupted or postponed. `found` holds the last
+    `is_due` says that an evaluation after the current step was interrupted or postponed. `last` holds the last
     results, and the step they are of.
     """
 
@@ -169,7 +169,7 @@ class Evaluations(Callback):
         self._best_by = best_by
         self.best: tuple[int, float] | None = None  # step and value of the best result, the earliest of equal ones
         self.is_due = False
-        self.found: tuple[int, Evaluated] | None = None
+        self.last: tuple[int, Evaluated] | None = None
         # Diagnostics of the last batch, which no checkpoint holds, and the step they are of.
         self._pair_values: tuple[int, dict[str, float] | None] | None = None
 
@@ -187,7 +187,7 @@ class Evaluations(Callback):
         if self._pair_values is not None and self._pair_values[0] == run.step:
             return
         values = None
-        run.health.see_own_loop(run)
+        run.health.measure_own_loop(run)
         if run.pairs is not None and run.processes.is_main:
             with as_single_process():
                 values = diagnose_pairs(all_gather_pairs(run.pairs).local_pairs, run.objective)
@@ -206,13 +206,13 @@ class Evaluations(Callback):
             except Interrupted as interrupted:
                 set_rng_state(before)
                 signum = interrupted.signum
-        signum = run.interrupts.ballot.settle(signum)
+        signum = run.interrupts.ballot.agree(signum)
         if signum:
             run.stop(signum)
         self.is_due = False
         if found is None:
             return None
-        self.found = (run.step, found)
+        self.last = (run.step, found)
         if self._is_best(run.step, found.results):
             save_weights(self._best_weights, run.adapter.module, run.objective)
             run.health.keep()
@@ -253,7 +253,7 @@ class Evaluations(Callback):
         run.adapter.part = run.adapter.reported
         with as_single_process():
             found = evaluate_model(run.adapter, run.objective, run.seeds, pair_values)
-        self.found = (run.step, found)
+        self.last = (run.step, found)
         if is_first_look:
             run.log({f"test/{name}": value for name, value in found.results.items()})
             run.progress.note(f"test part: {_first_results(found)}")
@@ -292,8 +292,8 @@ def write_run_record(run: Any, status: Status, error: str | None = None) -> RunR
     config: RunConfig = run.config
     modules: list[nn.Module] = [m for m in (run.adapter.module, run.objective) if m is not None]
     fields: dict[str, Any] = {"notes": list(run.notes.lines)}
-    if status == "done" and run.evaluation.found is not None:
-        found: Evaluated = run.evaluation.found[1]
+    if status == "done" and run.evaluation.last is not None:
+        found: Evaluated = run.evaluation.last[1]
         fields |= {"results": found.results, "histogram": found.histogram}
         fields["diagnostics"] = found.diagnostics | run.health.metrics(run.step)
         fields["notes"] += [*found.remarks, *run.health.lines]

@@ -137,7 +137,7 @@ def starting_state(
 
 
 @contextmanager
-def fitting() -> Iterator[None]:
+def restoring() -> Iterator[None]:
     """Raise CheckpointError with the reason for whatever goes wrong while a checkpoint is restored."""
     try:
         yield
@@ -210,7 +210,7 @@ def capture(run: Any) -> dict[str, Any]:
         "negatives": run.negatives,
         "ranks": ranks,
     }
-    state |= run.of_update if run.update is None else run.update.state_dict()
+    state |= run.update_state if run.update is None else run.update.state_dict()
     for callback in run.callbacks:
         state |= callback.state_dict()
     return state
@@ -233,7 +233,7 @@ def restore(run: Any, state: dict[str, Any]) -> None:
     # If another number of ranks may continue, all ranks have the same state.
     mine = ranks[run.processes.rank if len(ranks) == size else 0]
     run.adapter.load_state_dict(mine["adapter"])
-    run.of_update = {name: state[name] for name in ("optimizer", "scaler")}
+    run.update_state = {name: state[name] for name in ("optimizer", "scaler")}
     run.step = state["step"]
     run.training_seconds = state["training_seconds"]
     run.began -= state["elapsed"]

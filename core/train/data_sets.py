@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 
-from dipole.core.train.domains import resolve
 from dipole.core.utils.download import Progress, RemoteFile, fetch, file_lock
 from dipole.core.utils.errors import ConfigError, DataError, nearest
 from dipole.core.utils.files import atomic_write, disk_refusing, replacing
@@ -39,7 +39,7 @@ class DataSet:
         """Return the files to fetch."""
         if not isinstance(self.files, str):
             return self.files
-        return tuple(resolve(self.files)())
+        return tuple(resolve_name(self.files)())
 
 
 @dataclass(frozen=True)
@@ -130,5 +130,5 @@ def get(
                 folder.rmdir()  # an empty one
             with replacing(folder) as temporary:
                 temporary.mkdir()
-                resolve(data.prepare)(downloads, temporary)
+                resolve_name(data.prepare)(downloads, temporary)
                 atomic_write(temporary / MARK, f"{name}\n")

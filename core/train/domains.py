@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from importlib.metadata import EntryPoint
-from typing import TYPE_CHECKING, Any, cast
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, cast
 
 from dipole.core.utils.errors import ConfigError, DipoleError, nearest
 from dipole.core.utils.extras import install_line
@@ -147,7 +147,7 @@ def adapter_class(name: str) -> type[Adapter]:
     """Import the adapter of a domain. Raise ConfigError if it is unknown or its packages are missing."""
     domain = find_domain(name)
     try:
-        return cast("type[Adapter]", resolve(domain.adapter))
+        return cast("type[Adapter]", resolve_name(domain.adapter))
     except ModuleNotFoundError as error:
         # A missing module of the domain's own is a mistake in it, not a package to install.
         home = domain.adapter.partition(":")[0].partition(".")[0]
@@ -167,9 +167,3 @@ def adapter_class(name: str) -> type[Adapter]:
             f"the domain {name!r}{owner}: its adapter {domain.adapter!r} cannot be imported: "
             f"{type(error).__name__}: {error}"
         ) from error
-
-
-def resolve(target: str) -> Any:
-    """Import "package.module:name"."""
-    module, _, attribute = target.partition(":")
-    return getattr(import_module(module), attribute)

@@ -50,11 +50,11 @@ class Evaluated:
 
 
 def evaluate_model(
-    adapter: Adapter, objective: Composite | None, seeds: Seeds, of_pairs: Mapping[str, float] | None = None
+    adapter: Adapter, objective: Composite | None, seeds: Seeds, pair_values: Mapping[str, float] | None = None
 ) -> Evaluated:
     """Run probes and diagnostics. The training state (mode, global generators) does not change.
 
-    of_pairs: `diagnose_pairs` of the last training batch. By default of the adapter's `diagnostic_pairs`.
+    pair_values: `diagnose_pairs` of the last training batch. By default of the adapter's `diagnostic_pairs`.
     """
     with in_mode(False, adapter.module, objective), isolated(seeds.probe):
         results = finite(adapter.evaluate(objective))
@@ -70,8 +70,8 @@ def evaluate_model(
             results |= finite({"pair_error": shown.error})
             both = {"correct": shown.correct.tolist(), "incorrect": shown.incorrect.tolist()}
             histogram = Histogram(**histogram.model_dump() | both)
-        if of_pairs is not None:
-            values |= of_pairs
+        if pair_values is not None:
+            values |= pair_values
         else:
             with torch.no_grad():
                 seen = adapter.diagnostic_pairs()

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from dipole.core.evaluation.diagnostics import mean_distance
-from dipole.core.objectives.evaluate import Outcome
 from dipole.core.objectives.gather import all_gather_pairs
 from dipole.core.objectives.objective import Composite
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.spectrum import effective_rank
+from dipole.core.objectives.term_values import Outcome
 from dipole.core.record import Number, finite
 from dipole.core.train.adapter import Adapter
 from dipole.core.train.callbacks import Callback, crossed
@@ -81,18 +81,18 @@ class Health(Callback):
         self._geometry: list[dict[str, float]] = []  # of the untrained encoder, and of the evaluated one
         self._kept: list[dict[str, float]] = []  # of the best weights
 
-    def see_step(self, run: Any, outcome: Outcome) -> None:
+    def measure_step(self, run: Any, outcome: Outcome) -> None:
         """Measure a step of training if it is the first one, or an evaluation follows it. Call it before `backward`."""
         if run.pairs is None:
-            self.see_own_loop(run, first=True)
+            self.measure_own_loop(run, first=True)
             return
         after = run.step + 1
         is_evaluated = self._every and after // self._every > run.step // self._every
         if not run.step or after >= run.total_steps or is_evaluated:
             with run.not_training():
-                self.see(run, outcome, run.pairs, after)
+                self.measure(run, outcome, run.pairs, after)
 
-    def see(self, run: Any, outcome: Outcome, pairs: Sequence[Pairs], step: int) -> None:
+    def measure(self, run: Any, outcome: Outcome, pairs: Sequence[Pairs], step: int) -> None:
         """Measure the outcome of this rank's pairs for the evaluation of `step`. Nothing of training changes."""
         if self._compares and run.config.train.compile not in GRAPHED:  # CUDA graphs overwrite what they returned
             self._compare(run, outcome)
@@ -106,7 +106,7 @@ class Health(Callback):
                 found = {"mean distance": mean_distance(anchors), "effective rank": effective_rank(anchors)}
             self._geometry = [*self._geometry[:1], found]
 
-    def see_own_loop(self, run: Any, first: bool = False) -> None:
+    def measure_own_loop(self, run: Any, first: bool = False) -> None:
         """Measure a batch of `Adapter.diagnostic_pairs`, for a domain with a loop of its own. `first`: only once."""
         if first and self._step >= 0:
             return
@@ -119,7 +119,7 @@ class Health(Callback):
             seen = run.adapter.diagnostic_pairs()
             if seen is not None:
                 pairs = all_gather_pairs(seen)
-                self.see(run, run.objective(pairs), pairs.local_pairs, run.step)
+                self.measure(run, run.objective(pairs), pairs.local_pairs, run.step)
         for each in modules:
             each.restore()
 

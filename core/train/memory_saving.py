@@ -20,7 +20,7 @@ from dipole.core.utils.microbatch import RngAndBuffers, microbatched, own_forwar
 Forward = Callable[..., Any]
 
 
-class Encoding:
+class PatchedEncoders:
     """Replace the forward passes of `Adapter.encoders` inside `with encoding():`.
 
     Outside the block (evaluation, export, saved weights, copies) the modules are as the domain built them.
@@ -39,7 +39,7 @@ class Encoding:
         if not isinstance(config.compile, bool):
             mode = config.compile
         self._graphed = compiles and mode in GRAPHED
-        translate: Callable[[Forward], Forward] = lambda forward: forward  # noqa: E731
+        maybe_compile: Callable[[Forward], Forward] = lambda forward: forward  # noqa: E731
         if compiles:
             from torch._functorch import config as functorch
 
@@ -47,13 +47,13 @@ class Encoding:
             from torch._inductor import list_mode_options
 
             # torch.compile takes a mode or options, not both. A second pass repeats the random numbers of the first.
-            translate = partial(torch.compile, options={**list_mode_options(mode), "fallback_random": True})
+            maybe_compile = partial(torch.compile, options={**list_mode_options(mode), "fallback_random": True})
         for encoder in encoders if self._asked else ():
             forward = own_forward(encoder)
             if config.activation_checkpointing:
-                forward = checkpointed(encoder, forward, translate)
+                forward = checkpointed(encoder, forward, maybe_compile)
             else:
-                forward = translate(forward)
+                forward = maybe_compile(forward)
             if config.microbatch is not None:
                 forward = microbatched(encoder, config.microbatch, forward)
             self._forwards.append((encoder, self._noting(forward)))
@@ -81,16 +81,16 @@ class Encoding:
         return noted
 
 
-def checkpointed(encoder: nn.Module, forward: Forward, translate: Callable[[Forward], Forward]) -> Forward:
+def checkpointed(encoder: nn.Module, forward: Forward, maybe_compile: Callable[[Forward], Forward]) -> Forward:
     """Return a forward pass that stores only the inputs of its segments and computes the rest again (Chen et al. 2016).
 
     Random numbers and buffers are replayed, so values, gradients and running statistics stay the same, bit for bit.
-    `translate` is applied to the forward pass of every segment (compiling).
+    `maybe_compile` is applied to the forward pass of every segment (compiling).
     """
     parts = segments(encoder)
     if parts == [encoder]:
-        return _recomputed(encoder, forward, translate)
-    replaced = [(part, _recomputed(part, own_forward(part), translate)) for part in parts]
+        return _recomputed(encoder, forward, maybe_compile)
+    replaced = [(part, _recomputed(part, own_forward(part), maybe_compile)) for part in parts]
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with ExitStack() as stack:
@@ -132,23 +132,23 @@ def _is_block(module: nn.Module) -> bool:
     return any(name != "parametrizations" for name, _ in module.named_children())
 
 
-def _recomputed(module: nn.Module, forward: Forward, translate: Callable[[Forward], Forward]) -> Forward:
+def _recomputed(module: nn.Module, forward: Forward, maybe_compile: Callable[[Forward], Forward]) -> Forward:
     if not isinstance(module, nn.Sequential):
-        return _checkpoint(module, forward, translate)
-    pieces = [_checkpoint(piece, piece.forward, translate) for piece in _cut(module)]
+        return _checkpoint(module, forward, maybe_compile)
+    pieces = [_checkpoint(piece, piece.forward, maybe_compile) for piece in _cut(module)]
     return lambda x: reduce(lambda value, piece: piece(value), pieces, x)
 
 
-def _checkpoint(module: nn.Module, forward: Forward, translate: Callable[[Forward], Forward]) -> Forward:
+def _checkpoint(module: nn.Module, forward: Forward, maybe_compile: Callable[[Forward], Forward]) -> Forward:
     device = next(chain(module.parameters(), module.buffers()), torch.empty(0)).device
-    translated = translate(forward)
+    compiled = maybe_compile(forward)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
-            return translated(*args, **kwargs)
+            return compiled(*args, **kwargs)
         began = RngAndBuffers(module, device)
         return checkpoint(
-            translated,
+            compiled,
             *args,
             use_reentrant=False,
             preserve_rng_state=False,

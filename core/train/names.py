@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pkgutil import resolve_name
 
 from dipole.core.objectives.registry import registry
-from dipole.core.train.domains import domain_names, domains, resolve
+from dipole.core.train.domains import domain_names, domains
 from dipole.core.train.shipped import shipped
 from dipole.core.utils.errors import DipoleError
 
@@ -24,7 +25,7 @@ def parts() -> dict[str, tuple[str, type]]:
     found: dict[str, tuple[str, type]] = {}
     for domain in domains().values():
         with suppress(DipoleError, ImportError):
-            added = resolve(domain.parts)() if domain.parts else {}
+            added = resolve_name(domain.parts)() if domain.parts else {}
             found |= {each: (domain.name, part) for each, part in added.items()}
     return found
 

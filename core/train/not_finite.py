@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from dipole.core.objectives.evaluate import GlobalPairs
 from dipole.core.objectives.objective import Composite, Outcome
+from dipole.core.objectives.term_values import GlobalPairs
 
 
 def explain_not_finite(step: int, outcome: Outcome, batch: GlobalPairs, objective: Composite, norm: Tensor) -> str:

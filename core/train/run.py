@@ -18,7 +18,7 @@ from dipole.core.objectives.pairs import Pairs
 from dipole.core.record import RunRecord, now
 from dipole.core.train.build import build
 from dipole.core.train.callbacks import Callback, Checkpoints, Evaluations, Metrics, TermNotes, write_run_record
-from dipole.core.train.checkpoint import capture, first_start, fitting, restore, save_checkpoint, starting_state
+from dipole.core.train.checkpoint import capture, first_start, restore, restoring, save_checkpoint, starting_state
 from dipole.core.train.config import RunConfig
 from dipole.core.train.domains import adapter_class
 from dipole.core.train.evaluation import Evaluated
@@ -194,7 +194,7 @@ class Run:
         self.training_seconds = 0.0
         self.adapter.total_steps = self.total_steps
         self.update: Update | None = None
-        self.of_update: dict[str, Any] = {"optimizer": {}, "scaler": {}}  # of a checkpoint, for `fit`
+        self.update_state: dict[str, Any] = {"optimizer": {}, "scaler": {}}  # of a checkpoint, for `fit`
 
         self.metrics = Metrics(config, folder, processes.is_main, log, state)
         self.notes = TermNotes()
@@ -205,7 +205,7 @@ class Run:
         self.callbacks: list[Callback] = [self.metrics, self.notes, self.health, self.evaluation, checkpoints]
         self.started, self.curves_on = now(), self.adapter.part
         if state is not None:
-            with fitting():
+            with restoring():
                 restore(self, state)
             self.started = first_start(self) or self.started
         self._schedules = Schedules(train, self.objective, steps_per_epoch)
@@ -279,8 +279,8 @@ class Run:
         """
         config, adapter, objective, warn = self.config.train, self.adapter, self.objective, self.progress.warn
         assert objective is not None
-        update = Update(config, adapter, objective, self.processes, self.total_steps, self.of_update, warn)
-        self.update, self.of_update = update, {}
+        update = Update(config, adapter, objective, self.processes, self.total_steps, self.update_state, warn)
+        self.update, self.update_state = update, {}
         self.evaluate_if_due()
         for batch in self._batches():
             try:
@@ -327,7 +327,7 @@ class Run:
         """
         self.pairs = pairs
         self.notes.see(outcome.terms)
-        self.health.see_step(self, outcome)
+        self.health.measure_step(self, outcome)
         if self.negatives is None and self.pairs is not None:
             self.negatives = float(torch.cat([pairs.negative_counts for pairs in self.pairs]).float().mean())
             self.progress.note(f"negatives per anchor: {self.negatives:g}")
@@ -413,7 +413,7 @@ class Run:
             The record.
         """
         evaluation = self.evaluation
-        if evaluation.found is None or evaluation.found[0] != self.step:
+        if evaluation.last is None or evaluation.last[0] != self.step:
             evaluation.postpone(self)
         self.checkpoint()  # an error in the last evaluation must not cost the training
         if evaluation.is_due:
@@ -425,7 +425,7 @@ class Run:
         record = write_run_record(self, "done")
         if not self.processes.is_main:
             return record
-        remarks = [] if evaluation.found is None else evaluation.found[1].remarks
+        remarks = [] if evaluation.last is None else evaluation.last[1].remarks
         for line in [*remarks, *self.health.lines]:
             self.progress.warn(f"warning: {line}.")
         shutil.rmtree(self.folder.checkpoints, ignore_errors=True)  # the weights are in model/

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_
 
-from dipole.core.objectives.evaluate import GlobalPairs
 from dipole.core.objectives.gather import all_gather_pairs
 from dipole.core.objectives.objective import Composite, Outcome
 from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.term_values import GlobalPairs
 from dipole.core.train.adapter import Adapter
-from dipole.core.train.checkpoint import fitting
+from dipole.core.train.checkpoint import restoring
 from dipole.core.train.config import TrainConfig
 from dipole.core.train.launch import Processes
-from dipole.core.train.memory_saving import Encoding, compiler_problem
+from dipole.core.train.memory_saving import PatchedEncoders, compiler_problem
 from dipole.core.train.not_finite import explain_not_finite, overflowed
 from dipole.core.train.optimizer import build_optimizer, learning_rate
 from dipole.core.utils.errors import ConfigError, TrainingError
@@ -54,7 +54,7 @@ class Update:
         self._optimizer = build_optimizer(config, self._parameters)
         self.scaler = torch.amp.GradScaler(processes.device.type, enabled=config.precision == "16-mixed")
         if state["optimizer"]:
-            with fitting():
+            with restoring():
                 self._optimizer.load_state_dict(state["optimizer"])
                 self.scaler.load_state_dict(state["scaler"])
         if config.sync_batch_norm and not synchronize(adapter.module):
@@ -63,8 +63,8 @@ class Update:
         if compiles and (problem := compiler_problem(processes.device)):
             warn(f"warning: train.compile: this machine cannot compile, so nothing is ({problem}).")
             compiles = False
-        encoding = Encoding(adapter.encoders(), config, compiles)
-        self._forward = processes.wrap(ForwardPass(adapter, objective, encoding, HALF.get(config.precision)))
+        encoders = PatchedEncoders(adapter.encoders(), config, compiles)
+        self._forward = processes.wrap(ForwardPass(adapter, objective, encoders, HALF.get(config.precision)))
 
     def __call__(
         self, batch: Any, step: int, note: Callable[[Outcome, tuple[Pairs, ...]], None]
@@ -79,9 +79,9 @@ class Update:
         for group in optimizer.param_groups:
             group["lr"] = rate
 
-        outcome, rows = self._forward(NoScatter(batch))
+        outcome, pairs = self._forward(NoScatter(batch))
         loss = outcome.loss
-        note(outcome, rows.local_pairs)
+        note(outcome, pairs.local_pairs)
         optimizer.zero_grad()
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
@@ -99,7 +99,7 @@ class Update:
             # The mean of squares is not the square of the mean.
             values |= {"train/grad_norm": norm, "train/grad_norm_squared": norm * norm}
         elif not overflowed(loss, scaler):
-            raise TrainingError(explain_not_finite(step + 1, outcome, rows, objective, norm))
+            raise TrainingError(explain_not_finite(step + 1, outcome, pairs, objective, norm))
         scaler.update()
         adapter.after_step()  # also of a step that float16 skips: its rows are as good as others for a queue
 
@@ -116,20 +116,22 @@ class Update:
 class ForwardPass(nn.Module):
     """Encoder and objective in one module, so that DistributedDataParallel sees one forward pass."""
 
-    def __init__(self, adapter: Adapter, objective: Composite, encoding: Encoding, half: torch.dtype | None) -> None:
+    def __init__(
+        self, adapter: Adapter, objective: Composite, encoders: PatchedEncoders, half: torch.dtype | None
+    ) -> None:
         super().__init__()
         self.module = adapter.module
         self.objective = objective
         self._adapter = adapter
-        self._encoding = encoding
+        self._encoders = encoders
         self._half = half
 
     def forward(self, batch: NoScatter) -> tuple[Outcome, GlobalPairs]:
         device, half = self._adapter.device.type, self._half
-        with torch.autocast(device, half, enabled=half is not None), self._encoding():
-            rows = all_gather_pairs(self._adapter.embed(batch.value))
+        with torch.autocast(device, half, enabled=half is not None), self._encoders():
+            pairs = all_gather_pairs(self._adapter.embed(batch.value))
         # The similarity matrix is where half precision would cost accuracy; the engine widens its inputs itself.
-        return self.objective(rows), rows
+        return self.objective(pairs), pairs
 
 
 class NoScatter:

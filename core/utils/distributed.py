@@ -114,7 +114,7 @@ class Ballot:
         before, self._cast = self._cast, _largest(mine)
         return 0 if before is None else _read(before)
 
-    def settle(self, mine: int) -> int:
+    def agree(self, mine: int) -> int:
         """Send a number, wait for the others and return the maximum."""
         return mine if world_size() == 1 else _read(_largest(mine))
 

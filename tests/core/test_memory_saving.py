@@ -12,7 +12,7 @@ from torch import nn
 from dipole import ConfigError, cached
 from dipole.core.train import memory_saving
 from dipole.core.train.config import TrainConfig
-from dipole.core.train.memory_saving import Encoding, segments
+from dipole.core.train.memory_saving import PatchedEncoders, segments
 from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import train
 from dipole.text.encoders.batch import pad
@@ -161,7 +161,7 @@ def test_checkpointing_is_exact_to_the_bit(name, microbatch):
         assert len(segments(encoder)) == ENCODERS[name][1]
         names = list(encoder.state_dict())
         config = TrainConfig(steps=1, microbatch=microbatch, activation_checkpointing=activation_checkpointing)
-        run = Encoding([encoder], config, compiles=False)
+        run = PatchedEncoders([encoder], config, compiles=False)
         torch.manual_seed(3)
         with run():
             z = encoder(x)
@@ -174,7 +174,7 @@ def test_checkpointing_is_exact_to_the_bit(name, microbatch):
         copy.deepcopy(encoder)
     for kept, again in zip(*found, strict=True):
         assert torch.equal(kept, again)
-    with Encoding([encoder], TrainConfig(steps=1), compiles=False)():  # nothing is done where nothing is asked
+    with PatchedEncoders([encoder], TrainConfig(steps=1), compiles=False)():  # nothing is done where nothing is asked
         assert "forward" not in encoder.__dict__
     assert cached(encoder, "infonce", microbatch=2).encoder is encoder
 
@@ -187,7 +187,7 @@ def test_less_is_kept_for_the_backward_pass():
             storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
 
-        run = Encoding([encoder], TrainConfig(steps=1, activation_checkpointing=on), compiles=False)
+        run = PatchedEncoders([encoder], TrainConfig(steps=1, activation_checkpointing=on), compiles=False)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), run():
             encoder(x)
         own = {p.untyped_storage().data_ptr() for p in encoder.parameters()}
@@ -235,7 +235,7 @@ def test_a_mode_is_what_torch_compile_makes_of_it(mode, monkeypatch):
 
     monkeypatch.setattr(torch, "compile", compiled)
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: begun.append(1))
-    encoding = Encoding([encoder], TrainConfig(steps=1, compile=mode), compiles=True)
+    encoding = PatchedEncoders([encoder], TrainConfig(steps=1, compile=mode), compiles=True)
     for _ in range(3):
         with encoding():
             encoder(torch.ones(2, 3))

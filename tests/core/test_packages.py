@@ -8,6 +8,7 @@ import tomllib
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,7 @@ from runs import done, refused
 
 from dipole.core.cli import main
 from dipole.core.train import domains as home
-from dipole.core.train.domains import Domain, adapter_class, broken_domains, domain_names, domains, find_domain, resolve
+from dipole.core.train.domains import Domain, adapter_class, broken_domains, domain_names, domains, find_domain
 from dipole.core.train.recipe import resolve as resolve_recipe
 from dipole.core.train.shipped import broken_folders, shipped
 from dipole.core.utils import plugins
@@ -75,7 +76,7 @@ def test_own_domains_are_declared_with_all_that_is_known():
         assert domain.summary
         assert not domain.summary.startswith("dipole.")
         assert adapter_class(name).domain == name
-        assert all(callable(resolve(probe)) for probe in domain.probes.values())
+        assert all(callable(resolve_name(probe)) for probe in domain.probes.values())
 
 
 def test_what_is_wrong_with_a_domain_is_said(theirs, declared, monkeypatch):

@@ -264,7 +264,7 @@ def test_measuring_changes_no_bit_of_training(blobs, tmp_path, monkeypatch, over
     overrides = (*overrides, "train.evaluate_every=2")
     quiet(blobs, *overrides, runs=tmp_path / "with")
     assert any(name.startswith("grad/") for line in lines(tmp_path / "with") for name in line)
-    monkeypatch.setattr(Health, "see_step", lambda *_: None)
+    monkeypatch.setattr(Health, "measure_step", lambda *_: None)
     quiet(blobs, *overrides, runs=tmp_path / "without")
     torch.testing.assert_close(weights(tmp_path / "with"), weights(tmp_path / "without"), rtol=0, atol=0)
     of_training = []

@@ -46,7 +46,7 @@ def test_what_packages_export_pages_import_and_functions_return_is_public():
         "dipole.Adapter", "dipole.Context", "dipole.Domain", "dipole.Settings", "dipole.Tempered", "dipole.add_domain",
         "dipole.reference.total", "dipole.DipoleError", "dipole.rl.pixel_agent.PixelAgent",
         "dipole.core.objectives.cached.Cached",  # `dipole.cached` returns it
-        "dipole.core.objectives.evaluate.TermValue",  # `Outcome`, which objectives return, has some
+        "dipole.core.objectives.term_values.TermValue",  # `Outcome`, which objectives return, has some
         "dipole.core.utils.seeding.Seeds",  # a key of `Context`
     }  # fmt: skip
     assert "dipole.core.utils.errors.nearest" not in names  # not in the module's __all__

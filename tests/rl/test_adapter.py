@@ -86,7 +86,7 @@ def test_terms_are_compared_without_changing_the_agent(tmp_path, monkeypatch):
     assert min(found) < 30  # after the first updates
     (note,) = [note for note in record.notes if "dominates" in note]
     assert note.startswith(f"the term 'dp' dominates: its gradient was {max(found.values()):.3g} times as long")
-    monkeypatch.setattr(Health, "see_own_loop", lambda *_, **__: None)
+    monkeypatch.setattr(Health, "measure_own_loop", lambda *_, **__: None)
     train(config, tmp_path / "without", quiet=True)
     assert_same_weights(tmp_path / "with" / config.hash, tmp_path / "without" / config.hash)
 

@@ -21,7 +21,7 @@ from dipole.rl.export import save_plain
 from dipole.rl.sampling import FrameBatch
 from dipole.rl.sb3_names import read_zoo
 from dipole.rl.settings import CURL_OBJECTIVE, DEFAULT, FIXED, PRESETS, USERS, AgentSettings, AgentTable, attributes
-from dipole.rl.settings import resolve as settings_of
+from dipole.rl.settings import from_preset as settings_of
 from tests.rl.conftest import assert_resumes, same, tiny
 from tests.runs import refused
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 import dipole
 from dipole.core.objectives import gather
 from dipole.core.train.config import TrainConfig
-from dipole.core.train.memory_saving import Encoding
+from dipole.core.train.memory_saving import PatchedEncoders
 from tests.ranks import from_ranks
 from tests.text.made import text_adapter, write_bert
 
@@ -41,7 +41,7 @@ def measured(corpus, rank=0, world_size=1, microbatch=None, cases=None, **other)
         adapter = text_adapter({**base, **settings, **other}, BATCH, rank=rank, world_size=world_size)
         adapter.module.double()
         loss = dipole.objective(spec, dim=adapter.embedding_dim).double()
-        encoding = Encoding(adapter.encoders(), TrainConfig(steps=1, microbatch=microbatch), compiles=False)
+        encoding = PatchedEncoders(adapter.encoders(), TrainConfig(steps=1, microbatch=microbatch), compiles=False)
         torch.manual_seed(1)
         with encoding():
             embedded = adapter.embed(next(adapter.batches(0)))

@@ -11,7 +11,7 @@ from PIL import Image
 
 from dipole import objective
 from dipole.core.train.config import TrainConfig
-from dipole.core.train.memory_saving import Encoding
+from dipole.core.train.memory_saving import PatchedEncoders
 from dipole.core.utils.seeding import Seeds, seed_everything
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.config import VisionConfig
@@ -64,7 +64,7 @@ def part_of(batch, own):
 def encoded_batch(module, batch, **train):
     """The rows of a batch, with the settings that save memory."""
     branches = [part for part in module.modules() if isinstance(part, Branch)]
-    with Encoding(branches, TrainConfig(steps=1, **train), compiles=False)():
+    with PatchedEncoders(branches, TrainConfig(steps=1, **train), compiles=False)():
         return module.embed(batch)
 
 

@@ -13,7 +13,7 @@ from transformers import AutoModel, CLIPVisionModel, ViTConfig, ViTMAEConfig, Vi
 
 from dipole import objective
 from dipole.core.train.config import TrainConfig
-from dipole.core.train.memory_saving import Encoding
+from dipole.core.train.memory_saving import PatchedEncoders
 from dipole.core.train.optimizer import build_optimizer
 from dipole.core.train.recipe import resolve
 from dipole.core.utils import backbone
@@ -288,7 +288,7 @@ def test_compiling_changes_nothing(models, name):
     plain = copy.deepcopy(module)
     found = []
     for each, compiles in ((plain, False), (module, True)):
-        with Encoding([each.branch], TrainConfig(steps=1), compiles=compiles)():
+        with PatchedEncoders([each.branch], TrainConfig(steps=1), compiles=compiles)():
             loss = objective("infonce")(each.embed(batch)).loss
         loss.backward()
         found.append([p.grad for p in each.parameters() if p.grad is not None])

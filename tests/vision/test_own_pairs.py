@@ -16,7 +16,7 @@ from transformers import AutoModel, AutoTokenizer
 from dipole import objective
 from dipole.core.cli import main
 from dipole.core.train.config import TrainConfig
-from dipole.core.train.memory_saving import Encoding
+from dipole.core.train.memory_saving import PatchedEncoders
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import load_run
 from dipole.core.utils.errors import ConfigError, DataError
@@ -199,7 +199,7 @@ def test_captions_in_microbatches_are_the_undivided_batch(table, text):
         made = adapter(settings(table))
         made.module.eval()
         loss_of = objective(text, dim=8)
-        encoding = Encoding(made.encoders(), TrainConfig(steps=1, microbatch=size), compiles=False)
+        encoding = PatchedEncoders(made.encoders(), TrainConfig(steps=1, microbatch=size), compiles=False)
         with encoding():
             embedded = made.embed(next(iter(made.batches(0))))
         loss_of(embedded).loss.backward()

@@ -12,9 +12,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dipole.core.objectives.encoded_batch import EncodedBatch
-from dipole.core.objectives.evaluate import without_autocast
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.spec import check_whole
+from dipole.core.objectives.term_values import without_autocast
 from dipole.core.train.config import Settings
 from dipole.core.utils.errors import ConfigError, PairsError
 from dipole.core.utils.transfer import constant, generator

@@ -8,13 +8,13 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 from shlex import join
 
 from dipole.core.cli import Runner
 from dipole.core.cli.output import confirm, json_answer, stdout_to_stderr, write
 from dipole.core.cli.parser import Parser, described, resumable, to_path
 from dipole.core.train.data_sets import Built, DataSet, built, data_sets, fetched_folder, find, get, is_prepared
-from dipole.core.train.domains import resolve
 from dipole.core.utils.download import BASE, Progress, RemoteFile, address, free_bytes
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.files import file_hash
@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
         parser.meant = {name: f" Did you mean `dipole data get {name}`?" for name in data_sets()}
     for name, each in built().items():
         inner = actions.add_parser(name, help=each.summary, **described(f"data {name}", each.summary))
-        runners[name] = resolve(each.configure)(inner)
+        runners[name] = resolve_name(each.configure)(inner)
     return lambda arguments: runners[arguments.action](arguments)
 
 

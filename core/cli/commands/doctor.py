@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
+from pkgutil import resolve_name
 
 from packaging.requirements import Requirement
 
@@ -21,7 +22,7 @@ from dipole.core.cli import Runner
 from dipole.core.cli.app import broken_plugins
 from dipole.core.cli.output import say
 from dipole.core.cli.parser import add_runs
-from dipole.core.train.domains import Domain, domains, resolve
+from dipole.core.train.domains import Domain, domains
 from dipole.core.utils.errors import DipoleError
 from dipole.core.utils.extras import install_line
 from dipole.core.utils.files import why
@@ -231,7 +232,7 @@ def _domains() -> Iterator[Finding]:
 
 def _probe(domain: Domain, name: str, target: str) -> Finding:
     try:
-        found = resolve(target)()
+        found = resolve_name(target)()
     except DipoleError as error:
         what, _, fix = str(error).partition(". ")
         return Finding(name, "missing", what, fix or what)

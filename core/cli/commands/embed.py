@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from dipole.core.cli import Runner
@@ -92,13 +93,13 @@ def _open(name: str, runs: Path, device: str | None, features: str | None) -> Em
 
 
 def _exported(folder: Path, device: str | None, features: str | None) -> Embedder:
-    from dipole.core.train.domains import domains, resolve
+    from dipole.core.train.domains import domains
     from dipole.core.train.launch import pick_device
     from dipole.core.utils.errors import ConfigError
 
     place = pick_device(device or "auto")
     for domain in domains().values():
-        embedder: Embedder | None = resolve(domain.exported)(folder, place, features) if domain.exported else None
+        embedder: Embedder | None = resolve_name(domain.exported)(folder, place, features) if domain.exported else None
         if embedder is not None:
             return embedder
     raise ConfigError(

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from dipole.core.objectives.checks import reads_at_once
-from dipole.core.objectives.evaluate import NO_NEGATIVES
 from dipole.core.objectives.losses.infonce import (
     Init,
     SimilarityOption,
@@ -21,6 +20,7 @@ from dipole.core.objectives.objective import Rows
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.statistics import AnyStatistic, log_sum_exp
+from dipole.core.objectives.term_values import NO_NEGATIVES
 
 
 def softmax_of_mean(positive: Tensor, log_negatives: Tensor, rows: Rows) -> Tensor:

@@ -32,17 +32,17 @@ class GlobalPairs:
     # The encoder's features of each view, rows of all ranks. Empty if the embeddings are the features.
     features: tuple[Tensor, ...] = ()
 
-    def local(self, pairs: Pairs, *, further: bool = False) -> Pairs:
+    def local(self, pairs: Pairs, *, extra: bool = False) -> Pairs:
         """Return pairs over the rows of all ranks with only this rank's anchors.
 
-        Further pairs of a term that cannot be split by rows keep all anchors. A sum over ranks then counts each anchor
+        Extra pairs of a term that cannot be split by rows keep all anchors. A sum over ranks then counts each anchor
         equally often, so a mean stays correct in value and gradient.
         """
         if self.own is None:
             return pairs
         if len(pairs.anchors) % self.total == 0:
             return pairs.narrow(self.own, self.total)
-        if further:
+        if extra:
             return pairs
         raise PairsError(
             f"{counted(len(pairs.anchors), 'anchor')} were made of a batch of {counted(self.total, 'row')} over all "
@@ -353,7 +353,7 @@ class _Use:
 
     term: Objective
     weight: float
-    pairs: tuple[Pairs, ...]  # with the anchors of all ranks: its own, then further ones
+    pairs: tuple[Pairs, ...]  # with the anchors of all ranks: its own, then extra ones
     note: str  # why the value is 0, if that is known before the pass
     asked: dict[str, AnyStatistic]
     features: tuple[Tensor, ...]
@@ -389,7 +389,7 @@ def _values_on(terms: Mapping[str, tuple[float, Objective]], pairs: Pairs, batch
         for number, each in enumerate(prepared):
             key = id(each), term.matrix_key()  # `uses` holds the pairs, so that no two have one id
             if key not in matrices:
-                matrices[key] = _matrix_of(term, batch.local(each, further=number > 0))
+                matrices[key] = _matrix_of(term, batch.local(each, extra=number > 0))
             if not note and term.similarity is not None:
                 matrices[key].wanted += use.asked.values()
                 matrices[key].has_similarities = True
