@@ -291,4 +291,4 @@ def test_a_plan_reads_no_table(table):
         sketch = VisionAdapter.sketch(each, 8)
         loss_of = objective("infonce", dim=sketch.width)
         assert sketch.width == 8
-        assert loss_of(sketch.related(loss_of, sketch.width, *sketch.arguments)).loss.isfinite()
+        assert loss_of(sketch.example(loss_of, sketch.width, *sketch.arguments)).loss.isfinite()
