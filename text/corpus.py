@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -22,7 +23,7 @@ from dipole.core.utils.rows import (
     texts_in,
 )
 from dipole.core.utils.text import counted, warn
-from dipole.text.splitting import READER, paragraphs, split_sentences
+from dipole.text.splitting import READER, paragraphs, punkt, split_sentences
 from dipole.text.text_files import open_text, refuse_binary
 
 Unit = Literal["documents", "sentences"]
@@ -282,6 +283,8 @@ def pydoc_documents() -> Iterator[Document]:
                 line = ""  # code
             lines.append(re.sub(r"[`*|]+", "", line))
         text = re.sub(r"(?<=\w)-\n\s*(?=\w)", "-", "\n".join(lines))
-        sentences = [s for s in split_sentences(text) if len(re.findall(r"[A-Za-z]{2,}", s)) >= 3]
+        # Not by `split_sentences`, which knows lists: these are the sentences of earlier results.
+        every = chain.from_iterable(punkt().tokenize(" ".join(part.split())) for part in paragraphs(StringIO(text)))
+        sentences = [s for s in every if len(re.findall(r"[A-Za-z]{2,}", s)) >= 3]
         if len(sentences) >= 5:
             yield Document(name, sentences)

@@ -19,14 +19,18 @@ LONGEST_PARAGRAPH = 100_000
 PLAIN_END = re.compile(r"([A-Za-z]{2,})([.?!])\s+[\"'(]?[A-Za-z]")
 ABBREVIATIONS = (
     "mr mrs ms dr prof rev hon st sr jr messrs mme mlle gen col maj capt lieut lt sgt cpl gov pres sen rep "
-    "vs etc e.g i.e cf al viz no vol vols pp ed eds fig figs sec eq ch inc ltd co corp bros dept univ "
-    "jan feb mar apr jun jul aug sep sept oct nov dec mt ft a.m p.m b.c a.d u.s u.k esq"
+    "vs etc e.g i.e cf al viz vol vols pp ed eds fig figs sec eq ch inc ltd co corp bros dept univ approx "
+    "jan feb mar apr jun jul aug sep sept oct nov dec mt ft a.m p.m b.c a.d u.s u.k esq "
+    "bzw ca ggf usw vgl evtl inkl bspw sog str nr mio mrd sra srta dra sig dott ecc dhr mevr bijv enz "
+    "np tzn tzw itd itp hab nap\u0159 atd tzv esim "
+    "\u0443\u043b \u0441\u0442\u0440 \u0440\u0438\u0441 \u0442\u044b\u0441 \u043c\u043b\u043d"  # of Russian
 )
 # An abbreviation with inner full stops (D.C., Ph.D., z.B.) does not end a sentence before a small letter, nor does a
-# German ordinal before its noun.
+# German ordinal before its noun, one letter or "no" before a number, or one letter of Arabic or Hebrew.
 DOTTED = re.compile(
     r"(?:[^\W\d_]{1,3}\.){2,}\s+([^\W\d_])|\d{1,2}\.\s+(?:Januar|Februar|M\u00e4rz|April|Mai|Ju[nl]i|August|September|"
-    r"Oktober|November|Dezember|Jahrhundert)"
+    r"Oktober|November|Dezember|Jahrhundert)|[(\[]?(?:\w*str|art|nos?|[^\W\d_])\.\s+\d|[\u05d0-\u05ea\u0621-\u064a]\.\s",
+    re.IGNORECASE,
 )
 # Marks that end a sentence with or without a blank after them: Unicode's Sentence_Terminal and the Tibetan shad,
 # without . ? !, the commas of Burmese, Javanese and Balinese, and the marks of dead scripts.
@@ -42,7 +46,8 @@ GREEK = "\u0370-\u03ff\u1f00-\u1fff"
 _CLOSING = "\"')\\]}\u2019\u201d\u00bb\u203a\u300d\u300f\u3011\u300b\u3009\u3015\u3017\uff09\uff3d\uff5d\uff63"
 _INDIC = "\u0900-\u0dff"
 _SHAD = "\u0f0d-\u0f11"  # Tibetan
-_INVISIBLE = "\u061c\u200b\u200e\u200f\u2060\u2066-\u2069\ufeff"  # directions of writing, and blanks without width
+# Directions of writing, blanks without width and emoji, which can follow a mark.
+_BEHIND = "\u061c\u200b\u200d-\u200f\u2060\u2066-\u2069\ufeff\ufe0f\u2600-\u27bf\U0001f000-\U0001faff"
 _REPEATS = "\u0e46\u0ec6"  # Thai and Lao signs of repetition, with blanks around them
 _ENDS = "|".join((
     f"(?!\u17d4(?:\u179b|\u1794\u17c1)\u17d4)[{MARKS}]",  # no Khmer "and so on"
@@ -52,22 +57,32 @@ _ENDS = "|".join((
     rf"(?:(?<=[{GREEK}]{{2}})[;\u037e]|(?<=[\u0561-\u0587]):|(?<=[{_INDIC}])\s?\|+)(?=[{_CLOSING}]*(?:\s|$))",
     # . ? ! between letters that have no blanks. Thai has the full stop in abbreviations only.
     rf"(?<=[{UNSPACED}])[?!]+(?=[{UNSPACED}A-Z])",
-    rf"(?<=\w)[.?!]+(?=[{CHINESE}{KATAKANA}])|(?<=[{CHINESE}{KATAKANA}])[.?!]+(?=[A-Z])",
-    rf"(?<=[^\W\d_]{{2}})[.?!]+(?=[{_CLOSING}]*[{_INVISIBLE}]+(?:\s|$))",
+    rf"(?<=\w)(?<!\.[A-Za-z])[.?!]+(?=[{CHINESE}{KATAKANA}\u00bf\u00a1])|(?<=[{CHINESE}{KATAKANA}])[.?!]+(?=[A-Z])",
+    rf"(?<=[^\W\d_]{{2}})[.?!]+(?=[{_CLOSING}]*[{_BEHIND}]+(?:\s|$))",
 ))  # fmt: skip
-OTHER_END = re.compile(rf"(?:{_ENDS})(?:[{MARKS}.?!]|\s+[{_SHAD}])*[{_CLOSING}{_INVISIBLE}]*\s*")
-_HAS_OTHER = re.compile(f"[{MARKS}\uff0e{_INVISIBLE}{GREEK}{_INDIC}{UNSPACED}{KATAKANA}\u0531-\u0587\u1200-\u137f]")
-_OPENING = re.compile("(?<!\\S)([\u00ab\u2039]) ")  # of French, which Punkt would take for closing ones
+_QUOTED = f"[{MARKS}.?!]*[\u300d\u300f](?:\u3068(?!\u3066\u3082)|\u3063\u3066)"  # of Japanese, which goes on
+OTHER_END = re.compile(rf"(?:{_ENDS})(?!{_QUOTED})(?:[{MARKS}.?!]|\s+[{_SHAD}])*[{_CLOSING}{_BEHIND}]*\s*")
+_HAS_OTHER = re.compile(
+    f"[{MARKS}\uff0e\u00bf\u00a1{_BEHIND}{GREEK}{_INDIC}{UNSPACED}{KATAKANA}\u0531-\u0587\u1200-\u137f]"
+)
+_BULLETS = re.compile(r"\n(?=[ \t]*[-*\u2022\u2023\u25e6\u2043\u00b7][ \t]+\S)")
+_NUMBERS = re.compile(_BULLETS.pattern + r"|\n(?=[ \t]*\d{1,2}[.)][ \t]+\S)")
+_FIRST = re.compile(r"^[ \t]*1[.)]\s", re.MULTILINE)
+_NUMBER = re.compile(r"\d{1,2}\.")
+_WORD = re.compile(r"\w")
+# A blank behind an opening mark of French, or behind an abbreviation in Indian text whose mark is the danda.
+_NO_END = re.compile(f"(?:(?<=[\u00ab\u2039])(?<!\\S.)|(?<=[{_INDIC}]\\.)(?=[^\u0964]*\u0964)) ")
 _THAI_BLANK = re.compile(f"(?<=[{THAI}])(?<![{_REPEATS}]) (?=[{THAI}])(?![{_REPEATS}\u0e2f\u0eaf])")
 
 
 @cache
-def _punkt() -> Any:
-    punkt = READER.package("nltk.tokenize.punkt")
-    parameters = punkt.PunktParameters()
+def punkt() -> Any:
+    """Return NLTK's tokenizer for sentences."""
+    module = READER.package("nltk.tokenize.punkt")
+    parameters = module.PunktParameters()
     parameters.abbrev_types = set(ABBREVIATIONS.split())
 
-    class Punkt(punkt.PunktSentenceTokenizer):  # type: ignore[name-defined]
+    class Punkt(module.PunktSentenceTokenizer):  # type: ignore[name-defined]
         """NLTK's tokenizer with a shortcut for plain sentence ends, which halves its time."""
 
         def text_contains_sentbreak(self, text: str) -> bool:
@@ -83,16 +98,34 @@ def _punkt() -> Any:
 
 
 def split_sentences(text: str) -> list[str]:
-    """Cut running text into sentences with NLTK's Punkt and a fixed list of English abbreviations.
+    """Cut running text into sentences with NLTK's Punkt and a fixed list of abbreviations.
 
     The sentence marks of other scripts end a sentence too, with the closing quotation marks behind them (UAX 29, rules
-    SB9 to SB11). Thai and Lao sentences end at a blank between two letters. A blank line ends a sentence.
+    SB9 to SB11). Thai and Lao sentences end at a blank between two letters. A blank line ends a sentence, and so does
+    the beginning of an item of a list on a line.
     """
     sentences: list[str] = []
     for paragraph in paragraphs(StringIO(text)):
-        for part in _parts(" ".join(paragraph.split())):
-            sentences += [each.replace("\ue000", " ") for each in _punkt().tokenize(_OPENING.sub("\\1\ue000", part))]
+        items = _BULLETS
+        if _FIRST.search(paragraph):
+            items = _NUMBERS
+        for item in items.split(paragraph):
+            for part in _parts(" ".join(item.split())):
+                sentences += [each.replace("\ue000", " ") for each in _cut(_NO_END.sub("\ue000", part))]
     return sentences
+
+
+def _cut(part: str) -> Iterator[str]:
+    """Yield Punkt's sentences. A number alone, as of a list, belongs to the next one, and marks alone to the last."""
+    begin = end = 0
+    for start, stop in punkt().span_tokenize(part):
+        is_inside = start == end and part[start] not in "[({*"  # no blank before it, as in `Ok!!` and `"Hm."he said`
+        if end and not (is_inside or _NUMBER.fullmatch(part, begin, end) or not _WORD.search(part, start, stop)):
+            yield part[begin:end]
+            begin = start
+        end = stop
+    if end:
+        yield part[begin:end]
 
 
 def _parts(paragraph: str) -> list[str]:
