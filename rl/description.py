@@ -13,13 +13,16 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.save_util import load_from_zip_file
+from stable_baselines3.common.vec_env import VecNormalize
 
 from dipole.core.objectives.objective import Composite, Objective
 from dipole.core.utils.errors import CheckpointError, ConfigError, DipoleError, ReceivedError, SpecError
 from dipole.rl import settings as presets
 from dipole.rl.replay import FrameReplayBuffer
 from dipole.rl.sb3_names import without_sb3_names
+from dipole.rl.seen import parts
 
 FILE = "dipole.json"  # inside the zip
 _FORMAT = 1
@@ -49,6 +52,7 @@ def describe(agent: Any) -> dict[str, Any]:
         "stats_window_size": agent._stats_window_size,
         "seed": agent.seed,
         **told_spaces(agent),
+        "normalizer": _statistics(agent.get_vec_normalize_env()),
         "counters": {name: getattr(agent, name) for name in COUNTERS},
         "own_terms": list(agent.own_terms),
         "code": code,
@@ -109,6 +113,7 @@ def build(
     agent = cls("CnnPolicy", env, _init_setup_model=env is not None, **keywords)
     if env is None:
         make_networks(agent, told)
+        agent._vec_normalize_env = normalizer(told)
     elif _described(agent.observation_space) != told["observation_space"]:
         seen, shown = _space(told["observation_space"]), agent.observation_space
         raise ConfigError(f"the agent has learned from {seen}, and this environment shows {shown}.")
@@ -130,6 +135,27 @@ def make_networks(agent: Any, told: Mapping[str, Any]) -> None:
     agent.observation_space, agent.action_space = map(_space, (told["observation_space"], told["action_space"]))
     agent.n_envs = int(told["n_envs"])
     agent.set_up_for_playing()
+
+
+def _statistics(env: VecNormalize | None) -> dict[str, Any] | None:
+    """Return what VecNormalize has learned of observations."""
+    if env is None or not env.norm_obs:
+        return None
+    moments = {key: [each.mean.tolist(), each.var.tolist()] for key, each in parts(env.obs_rms).items()}
+    return {"moments": moments, "norm_obs_keys": env.norm_obs_keys, "clip_obs": env.clip_obs, "epsilon": env.epsilon}
+
+
+def normalizer(told: Mapping[str, Any]) -> VecNormalize | None:
+    """Return the VecNormalize of a description, for an agent that plays and has no environment."""
+    given = told.get("normalizer")
+    if given is None:
+        return None
+    learned = {key: RunningMeanStd() for key in given["moments"]}
+    for key, moments in given["moments"].items():
+        learned[key].mean, learned[key].var = map(np.asarray, moments)
+    found = VecNormalize.__new__(VecNormalize)
+    found.__setstate__({"norm_obs": True, "norm_reward": False, **given, "obs_rms": learned.get("", learned)})
+    return found
 
 
 def load_weights(agent: Any, path: str | Path) -> None:

@@ -20,7 +20,10 @@ from dipole.rl.networks import Encoders, map_side
 from dipole.rl.seen import ObservationShape, layout, parts
 from dipole.rl.settings import Inputs
 
-_ALLOWED = "Allowed: an image (uint8, 0 to 255), a vector (a Box or MultiBinary), or a Dict of one image and vectors."
+_ALLOWED = (
+    "Allowed: an image (uint8, 0 to 255), a vector (a Box or MultiBinary), or a Dict of one image and vectors. Stack "
+    "frames in the channels (VecFrameStack)."
+)
 _FIX = "Make VecNormalize the outermost wrapper, of VecFrameStack(env, 3) or, for (H, W, C), VecTransposeImage(env)."
 
 
@@ -119,8 +122,8 @@ def require_image(seen: ObservationShape, learner: str) -> None:
     """Raise ConfigError if there is no image for the contrast."""
     if seen.image is None:
         raise ConfigError(
-            f"{learner} sees no image here (a Box of uint8 with three dimensions, of which a grey one has 1), and the "
-            "contrast is of images: objective='none' trains it on vectors alone (--set objective=none)."
+            f"{learner} sees no image here (a Box of uint8 with three dimensions, also if it is grey: keep_dim=True), "
+            "and the contrast is of images: objective='none' trains it on vectors alone (--set objective=none)."
         )
 
 

@@ -243,6 +243,12 @@ class Encoders:
             inherited: Any = super()
             inherited.set_training_mode(mode)
 
+    def save(self, path: Any) -> None:
+        # Without the objective, which `load` does not make.
+        mine: Any = self
+        state = {name: value for name, value in mine.state_dict().items() if not name.startswith("contrast.")}
+        torch.save({"state_dict": state, "data": mine._get_constructor_parameters()}, path)
+
     def _build(self, lr_schedule: Schedule) -> None:
         policy: Any = self
         self.actor, self.critic, self.critic_target = policy.make_actor(), policy.make_critic(), policy.make_critic()

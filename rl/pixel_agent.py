@@ -45,6 +45,7 @@ from dipole.rl.replay import FrameReplayBuffer
 from dipole.rl.sampling import FrameBatch
 from dipole.rl.saved_agent import SavedAgent, check_passed_on
 from dipole.rl.sb3_names import without_sb3_names
+from dipole.rl.seen import parts
 
 _DRAWN = ("exploration_mat", "exploration_matrices")  # of gSDE
 Logs = dict[str, Tensor]
@@ -270,8 +271,10 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         try:
             return super().predict(observation, *rest, **settings)
         except (ValueError, AssertionError, AttributeError, KeyError) as error:
-            shape = getattr(observation, "shape", type(observation).__name__)
-            if isinstance(observation, np.ndarray | dict) and self.observation_space.contains(observation):
+            shape, given = getattr(observation, "shape", type(observation).__name__), parts(observation)
+            wanted = {key: each.shape for key, each in parts(self.observation_space).items()}
+            is_array = isinstance(observation, np.ndarray | dict)
+            if is_array and all(np.shape(given.get(key))[-len(each) :] == each for key, each in wanted.items()):
                 raise  # of the networks
             raise ConfigError(f"predict needs an observation of {self.observation_space}, got {shape}.") from error
 

@@ -138,7 +138,8 @@ class SavedAgent(OffPolicyAlgorithm):
         if objective is not None:
             passed["_given"] = given_composite(objective)
         with description.readable(f"the agent {path} cannot be loaded"), description.explained(path, objective):
-            saved = {name: value for name, value in description.read(path)["settings"].items() if value is not None}
+            told = description.read(path)
+            saved = {name: value for name, value in told["settings"].items() if value is not None}
             kind = saved["algorithm"]
             if kind != cls.algorithm:
                 raise ConfigError(f"{path} is an agent of {kind!r}, and {cls.__name__} is {cls.algorithm!r}.")
@@ -146,7 +147,10 @@ class SavedAgent(OffPolicyAlgorithm):
                 env = shown_to(cls.__name__, cls._wrap_env(env), saved["inputs"])
             chosen, stored = presets.from_preset(saved["preset"], {**saved, **rest}, other), presets.attributes(kind)
             changed = {stored[name]: getattr(chosen, name) for name in rest}
-            return super().load(path, env, device, custom_objects, print_system_info, force_reset, **changed, **passed)
+            agent = super().load(path, env, device, custom_objects, print_system_info, force_reset, **changed, **passed)
+            if env is None:
+                agent._vec_normalize_env = description.normalizer(told)
+            return agent
 
     def save(self, path: Any, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
         # Replay and random generators are not in the file: `snapshots.save` writes them as well.

@@ -129,7 +129,9 @@ class ContrastiveCallback(BaseCallback):
         self._learned: Learned
 
     def _init_callback(self) -> None:
-        self._stepped = False
+        self._stepped, self._events = False, None
+        if self._parents:
+            self._events = 0
         if self.contrast is not None:
             if self.model is not self._owner:
                 raise ConfigError(
@@ -231,6 +233,10 @@ class ContrastiveCallback(BaseCallback):
     def _agent_learns(self) -> bool:
         """Return whether SB3 would update the agent by now."""
         return self.model.num_timesteps > getattr(self.model, "learning_starts", 0)
+
+    def on_rollout_start(self) -> None:
+        self._events = None  # SB3 calls it outside of an EventCallback only, also in a later `learn`
+        super().on_rollout_start()
 
     def _on_rollout_start(self) -> None:
         # The steps of an on-policy agent, whose own update on the last rollout is done.

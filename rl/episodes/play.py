@@ -57,16 +57,18 @@ def evaluate(
     observation, _ = env.reset(seed=seed if seeds is None else seeds(0))
     total, in_a_row, begun = 0.0, 0, 1
     kept = 0 if observations is None else len(observations)
+    memory, starts = None, np.ones(1, bool)  # of a recurrent policy
     while len(returns) < episodes:
         if frames is not None and not returns:
             frames.append(rendered(env))
         observation = see(observation)
         if observations is not None:
             observations.append(observation)
-        action, _ = agent.predict(observation, deterministic=deterministic)
-        observation, reward, terminated, truncated, info = env.step(action)
+        action, memory = agent.predict(observation, memory, starts, deterministic)
+        observation, reward, terminated, truncated, info = env.step(action[()])  # a discrete one as a number
         total += float(reward)
-        if terminated or truncated:
+        starts[:] = terminated or truncated
+        if starts.any():
             in_a_row = in_a_row + 1 if "fault" in info else 0
             if in_a_row == 0:
                 returns.append(total)
@@ -93,7 +95,7 @@ def seeing(agent: BaseAlgorithm, space: Any) -> Callable[[Any], Any]:
         raise ConfigError(f"the agent was made for observations {seen}, but this environment has {space}.")
     if normalizer is None:
         return select
-    if not isinstance(normalizer.observation_space, spaces.Dict):
+    if normalizer.norm_obs_keys is None:
         return lambda observation: normalizer.normalize_obs(select(observation))
     if isinstance(space, spaces.Dict):
         return lambda observation: select(normalizer.normalize_obs(observation))

@@ -281,6 +281,8 @@ def test_off_policy_agents_step_whenever_they_learn(wrap, settings, steps, expec
         agent.learn(steps, callback=wrap(callback) if wrap else callback)
     assert len(losses) == expected
     assert np.isfinite(losses).all()
+    agent.learn(24, callback=callback, reset_num_timesteps=False)  # without the EventCallback
+    assert len(losses) == expected + 24 // (count * agent.train_freq.frequency)
 
 
 def test_loaded_agents_step_at_once(tmp_path):

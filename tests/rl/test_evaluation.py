@@ -122,13 +122,23 @@ def test_wrong_arguments_of_evaluation_raise_errors(tiny_agent, tmp_path, error,
     refused(error, said, call, tiny_agent(), tmp_path)
 
 
-def test_agents_of_sb3_are_evaluated_as_well_and_steps_start_again_with_their_count(tiny_agent):
+def test_agents_of_sb3_are_evaluated_with_their_memory_and_steps_start_again_with_their_count(tiny_agent):
     env = DotEnv(size=36)
     agent = PPO("CnnPolicy", env, n_steps=8, batch_size=4, device="cpu", seed=0)
     callback = EvaluationCallback(DotEnv(size=36), every=8, episodes=1)
     agent.learn(16, callback=callback)
     assert [each.environment_steps for each in callback.history] == [0, 8, 16]
     refused(ConfigError, "is the training environment itself", agent.learn, 10, callback=EvaluationCallback(env))
+    told, predict = [], agent.predict
+
+    def recurrent(seen, memory, starts, _):
+        told.append((memory, bool(starts[0])))
+        return predict(seen)[0], len(told)
+
+    agent.predict = recurrent
+    evaluate(agent, DotEnv(size=36), 2)
+    assert told[:2] == [(None, True), (1, False)]
+    assert [step for step, (_, starts) in enumerate(told) if starts] == [0, 50]
     agent = tiny_agent().learn(12)
     for steps, is_new, expected in ((13, True, 13), (7, False, 20)):
         agent.learn(steps, reset_num_timesteps=is_new)

@@ -21,7 +21,9 @@ from dipole.rl import ContrastiveDrQ, ContrastiveSAC, DotEnv, FrameReplayBuffer,
 from dipole.rl.algorithms import open_agent
 from dipole.rl.envs.running.validate import stack
 from dipole.rl.episodes.play import evaluate
+from dipole.rl.episodes.trial import trial
 from dipole.rl.export import save_plain
+from dipole.rl.networks import PixelPolicy
 from tests.rl.conftest import assert_resumes, same
 from tests.rl.test_parity import batches
 
@@ -158,14 +160,24 @@ def test_inputs_select_parts_of_a_dictionary(tmp_path):
     assert evaluate(loaded, Instruments(), 1, seed=1) == evaluate(vectors, Instruments(), 1, seed=1)
 
 
-def test_normalised_vectors_are_learned_from_as_they_are_acted_on():
+def test_normalised_vectors_are_learned_from_as_they_are_acted_on(tmp_path):
     one = partial(make_env, "dot", inputs="both")
     env, other = (VecNormalize(DummyVecEnv([one]), norm_obs_keys=["state"]) for _ in range(2))
     agent = made(env=env).learn(30)
     other.obs_rms, other.training, other.norm_reward = env.obs_rms, False, False
     other.seed(3)
     expected = evaluate_policy(agent, other, 2, return_episode_rewards=True, warn=False)[0]
-    assert evaluate(agent, one(), 2, seed=3) == pytest.approx(expected, rel=1e-6)
+    played = evaluate(agent, one(), 2, seed=3)
+    assert played == pytest.approx(expected, rel=1e-6)
+    agent.save(tmp_path / "agent.zip")  # with what it was normalised by
+    assert played == list(trial(tmp_path / "agent.zip", "dot", 2, 3).returns)
+    ContrastiveSAC.load(tmp_path / "agent.zip", device="cpu").save(tmp_path / "again")
+    loaded = ContrastiveSAC.load(tmp_path / "again", device="cpu")
+    assert played == evaluate(loaded, one(), 2, seed=3)
+    agent.policy.save(tmp_path / "policy")
+    shown = stack([agent.observation_space.sample()])
+    acted = [each.predict(shown, deterministic=True)[0] for each in (agent, PixelPolicy.load(tmp_path / "policy"))]
+    np.testing.assert_array_equal(*acted)
     raw = agent.replay_buffer.states[0, :30, 0]
     assert ((raw >= 0) & (raw <= 1)).all()  # stored as it came
     rows = copy.deepcopy(agent.replay_buffer).draw(200)[1]

@@ -130,6 +130,12 @@ def of_action(space):
     return ContrastiveSAC("CnnPolicy", Spaces(action=space))
 
 
+def failing():
+    agent = tiny()
+    agent.policy.actor.forward = lambda *_: int("my network")
+    return agent
+
+
 def of_observation(space):
     return ContrastiveSAC("MultiInputPolicy", Spaces(space))
 
@@ -149,7 +155,7 @@ NESTED = spaces.Dict({"a": spaces.Dict({"b": BOX(-1, 1, (3,))})})
     (lambda: evaluate(tiny(), BLIND, 1, frames=[]), ConfigError, "render of .* Altered returned None.*'rgb_array'"),
     (lambda: of_action(BOX(-1, 1, (0,))), ConfigError, BOUNDS),
     (lambda: of_action(BOX(-np.inf, np.inf, (2,))), ConfigError, BOUNDS),
-    (lambda: of_action(spaces.Discrete(3)), ConfigError, BOUNDS),
+    (lambda: of_action(spaces.Discrete(3)), ConfigError, f"{BOUNDS}.*no ClipAction"),
     (lambda: of_action(BOX(1, 1, (2,))), ConfigError, "low below high"),
     (lambda: of_action(BOX(0, 5, (2,), np.int32)), ConfigError, "a Box of floats"),
     (lambda: of_observation(spaces.Text(5)), ConfigError, IMAGES),
@@ -164,6 +170,7 @@ NESTED = spaces.Dict({"a": spaces.Dict({"b": BOX(-1, 1, (3,))})})
     (lambda: tiny().predict(np.zeros((3, 4))), ConfigError, r"predict needs an observation of Box.*got \(3, 4\)"),
     (lambda: tiny().predict(None), ConfigError, "predict needs an observation of Box.*got NoneType"),
     (lambda: tiny(make_env("dot", inputs="both")).predict({}), ConfigError, r"predict needs .* Dict\(.*got dict"),
+    (lambda: failing().predict(np.zeros((2, 9, 28, 28))), ValueError, "^invalid literal .* 'my network'"),
     (lambda: tiny().set_env(DotEnv(size=40)), ConfigError, r"made for Box\(.*\(9, 28, 28\).* has Box\(.*\(9, 40, 40\)"),
     (lambda: CheckpointCallback("x").init_callback(SAC("MlpPolicy", "Pendulum-v1")), ConfigError, "of dipole, not SAC"),
     (lambda: ContrastiveSAC.load("nowhere.zip"), CheckpointError, "agent nowhere.zip cannot be read: .*No such file"),

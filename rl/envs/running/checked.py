@@ -46,8 +46,8 @@ class CheckedEnvironments(OffPolicyAlgorithm):
         floats = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and 0 not in space.shape
         if not floats or not (np.isfinite(space.low) & np.isfinite(space.high) & (space.low < space.high)).all():
             raise ConfigError(
-                f"{cls.__name__} needs continuous actions with finite bounds (a Box of floats, low below high), got "
-                f"{space}."
+                f"{cls.__name__} needs continuous actions with finite bounds (a Box of floats, low below high, and no "
+                f"ClipAction), got {space}."
             )
         return wrapped
 
