@@ -21,6 +21,7 @@ from dipole.core.utils.rows import (
     note_splits,
     require_columns,
     texts_in,
+    visible,
 )
 from dipole.core.utils.text import counted, warn
 from dipole.text.splitting import READER, paragraphs, punkt, split_sentences
@@ -134,7 +135,7 @@ def corpus_files(source: str) -> list[Path]:
         if not path.is_file():
             raise DataError(f"{path} is neither a file nor a folder. A corpus is read from {ALLOWED}, or hub:NAME.")
         return [path]
-    entries = sorted(p for p in path.rglob("*") if not p.name.startswith("."))
+    entries = visible(path)
     every = [p for p in entries if p.is_file()]
     files = [p for p in every if ends_with(p, READ)]
     broken = [p for p in entries if p.is_symlink() and not p.exists()]

@@ -101,7 +101,7 @@ def _lines(source: str) -> Iterator[str]:
             for line in file:
                 yield line.rstrip("\r\n")
     except (UnicodeDecodeError, EOFError) as error:
-        raise DataError(f"{source} is no text in UTF-8: {error}") from error
+        raise DataError(f"{source} is no text in UTF-8: {error}. Save it as UTF-8.") from error
     except OSError as error:
         raise DataError(f"{source} cannot be read: {error.strerror or error}") from error
 

@@ -250,6 +250,7 @@ def _read(
     incomplete = fewer = read = characters = filtered = 0
     unused: UnusedColumns | None = None
     others: set[str] = set()  # labels of rows that are left out
+    splits: set[str] = set()  # named in a column of this name
     for where, row in rows:
         read += 1
         if not isinstance(row, dict):
@@ -269,6 +270,8 @@ def _read(
                 warn(f"{source}: pairs are {', '.join(map(repr, names))}. Unused: {listed}", stacklevel=4)
         if unused is not None and label.column is None:
             unused.check(row, where)
+        if "split" in row:
+            splits.add(str(row["split"]))
         weight: float | None = 1
         if label.column is not None:
             weight = label.weight(row.get(label.column), where)
@@ -302,6 +305,12 @@ def _read(
             f"{source}: none of {counted(incomplete, 'row')} has both {names[0]!r} and {names[1]!r}. Set text.columns "
             f"= [anchor, positive, negatives ...]."
         )
+    if label.column != "split" and len(splits) > 1 and "train" in splits:
+        told = ", ".join(sorted(splits - {"train"})[:SHOWN])
+        warn(
+            f"{source}: rows of every 'split' are trained, those of {told} too. Leave only one in the file",
+            stacklevel=4,
+        )
     return {"columns": names, "read": read, "incomplete": incomplete, "fewer": fewer, "filtered": filtered}
 
 
@@ -313,8 +322,11 @@ def _usual(row: dict[str, Any], where: str) -> tuple[str, ...]:
         if all(used):
             return (*used, *(name for name in map(str, row) if _numbered_as(name.lower(), starts) and name not in used))
     for name, cell in row.items():
-        if isinstance(cell, list) and cell and isinstance(cell[0], dict):
-            what = "conversations" if {"role", "from"} & set(cell[0]) else "objects"
+        objects = [cell]
+        if isinstance(cell, list):
+            objects = cell
+        if objects and isinstance(objects[0], dict):
+            what = "conversations" if {"role", "from"} & set(objects[0]) else "objects"
             raise DataError(
                 f'{where}: the column {name!r} holds {what}. Write their texts as columns, {{"anchor": "...", '
                 f'"positive": "..."}}, or, if they are the rows, that array as the whole file.'

@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.files import atomic_write, disk_refusing
-from dipole.core.utils.rows import ROWS
+from dipole.core.utils.rows import ROWS, visible
 from dipole.core.utils.text import counted
 from dipole.text.corpus import Document, Unit, documents_of, file_pieces, split_sentences
 
@@ -83,7 +83,7 @@ def _documents(source: Path, unit: Unit, encoding: str) -> Iterator[Document]:
         raise DataError(f"nothing is at {source}. Give a MediaWiki dump, a file of articles, or a folder of them.")
     files = [source]
     if source.is_dir():
-        files = sorted(path for path in source.rglob("*") if path.is_file() and not path.name.startswith("."))
+        files = [path for path in visible(source) if path.is_file()]
     if not files:
         raise DataError(
             f"the folder {source} holds no file. Give a MediaWiki dump, a file of articles, or a folder of them."

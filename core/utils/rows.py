@@ -23,6 +23,8 @@ CSV = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 ROWS = (*JSON, *CSV, *PARQUET)
 LONGEST_CELL = 2**31 - 1  # bytes of a CSV cell; the library's own limit is 128 KiB
 DIVIDERS = ",;\t|"
+WIDE = b"\xff\xfe", b"\xfe\xff"  # marks of UTF-16
+PACKED = b"\x1f\x8b", b"PK", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd"
 LOOKED_AT = 1 << 16  # characters of a JSON file that tell its form
 LONGEST_HEADER = 1 << 16  # bytes
 QUOTED = re.compile(r'"(?:[^"]|"")*"')
@@ -72,7 +74,7 @@ def row_files(path: Path) -> list[Path]:
     """Return the files to read: this one, or those of a folder, sorted. Raise DataError if there is none."""
     if not path.exists():
         raise DataError(f"nothing at {path}. Give a file or folder of {', '.join(ROWS)}, or hub:NAME.")
-    files = [p for p in (path, *sorted(path.rglob("*"))) if ends_with(p, ROWS) and p.is_file()]
+    files = [p for p in (path, *visible(path)) if ends_with(p, ROWS) and p.is_file()]
     if not files and _has_tabs(path):
         return [path]
     if not files:
@@ -81,6 +83,11 @@ def row_files(path: Path) -> list[Path]:
             what = f"the folder {path} holds no such file"
         raise DataError(f"rows are read from {', '.join(ROWS)}, and {what}.")
     return files
+
+
+def visible(folder: Path) -> list[Path]:
+    """Return what a folder holds, sorted, without hidden files and folders such as .ipynb_checkpoints."""
+    return sorted(p for p in folder.rglob("*") if not any(part[0] == "." for part in p.relative_to(folder).parts))
 
 
 def note_splits(path: Path, files: Iterable[Path]) -> None:
@@ -101,7 +108,7 @@ def _has_tabs(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         first = file.readline(LONGEST_HEADER)
-    return b"\t" in first and b"\0" not in first
+    return b"\t" in first and (b"\0" not in first or first.startswith(WIDE))
 
 
 def is_saved(folder: Path) -> bool:
@@ -196,7 +203,7 @@ def json_rows(file: Path) -> Iterator[Located]:
     except UnicodeEncodeError:
         raise DataError(f"{file}, line {number}: half a surrogate pair is no text") from None
     except UnicodeDecodeError as error:
-        raise DataError(f"{file}, after line {number}: not UTF-8 ({error.reason}). Save it as UTF-8.") from None
+        raise DataError(f"{file}, after line {number}: not UTF-8 ({error.reason}). {_fix(error, '')}.") from None
     except ValueError as error:  # an integer of thousands of digits
         raise DataError(f"{file}, line {number}: {error}") from None
     except (OSError, EOFError, zlib.error) as error:
@@ -252,7 +259,8 @@ def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:
                     continue
                 if len(cells) != len(header):
                     raise DataError(
-                        f"{where}: {counted(len(cells), 'cell')}, the header names {len(header)}: {', '.join(header)}"
+                        f"{where}: {counted(len(cells), 'cell')}, the header names {len(header)}: {', '.join(header)}. "
+                        f"Complete the line, or quote cells that hold {delimiter!r}."
                     )
                 yield where, dict(zip(header, cells, strict=True))
     except csv.Error as error:
@@ -261,16 +269,21 @@ def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:
             "double a quotation mark in a quoted cell."
         ) from None
     except UnicodeDecodeError as error:
-        fix = "Save it as UTF-8"
-        if asker.encoding:
-            fix = f"Say {asker.encoding}, for example 'latin-1' or 'cp1252'"
-            if error.object.startswith((b"\xff\xfe", b"\xfe\xff")):
-                fix = f"It begins as UTF-16 does: say {asker.encoding} = 'utf-16'"
-            if error.object.startswith((b"\x1f\x8b", b"PK")):
-                fix = "It is packed: unpack it, save a spreadsheet as CSV, or let the name of a gzip file end with .gz"
+        fix = _fix(error, asker.encoding)
         raise DataError(f"{file}, after line {begins - 1}: not {encoding} ({error.reason}). {fix}.") from None
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{file}, after line {begins - 1}: {error}") from None
+
+
+def _fix(error: UnicodeDecodeError, setting: str) -> str:
+    """Return what to do about a file of other bytes. `setting` names its encoding, if there is one."""
+    if error.object.startswith(PACKED):
+        return "It is packed: unpack it, save a spreadsheet as CSV, or let the name of a gzip file end with .gz"
+    if setting and error.object.startswith(WIDE):
+        return f"It begins as UTF-16 does: say {setting} = 'utf-16'"
+    if setting:
+        return f"Say {setting}, for example 'latin-1' or 'cp1252'"
+    return "Save it as UTF-8"
 
 
 def _has_plain_quotes(lines: IO[str]) -> bool:
@@ -295,7 +308,8 @@ def _check_divided(header: list[str], by: str, file: Path) -> None:
     """Raise DataError if the header seems to use another delimiter."""
     for other in set(DIVIDERS) - {by}:
         names = header[0].split(other)
-        if len(header) == 1 < len(names) and all(NAME.fullmatch(name.strip()) for name in names):
+        is_named = len(header) == 1 and all(NAME.fullmatch(name.strip()) for name in names)
+        if len(names) > 1 and (is_named or other == "\t"):
             raise DataError(
                 f"{file}, line 1: one column, {header[0][:80]!r}: its names seem to be divided by {other!r}. Save it "
                 "with commas as .csv, or with tabs as .tsv."

@@ -89,6 +89,8 @@ def test_files_are_documents(tmp_path):
     (tmp_path / "a.txt").write_text("Three.\n\nFour.")
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "cover.png").write_bytes(b"\x89PNG")
+    (tmp_path / ".git").mkdir()
+    write_rows(tmp_path / ".git" / "a.jsonl", [{"text": "No."}])
     empty, other = (pytest.warns(UserWarning, match=each) for each in (r"empty\.txt", r"skipped \(\.png\)"))
     with empty, other:
         found = documents(tmp_path)

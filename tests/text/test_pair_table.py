@@ -323,8 +323,9 @@ TABLES = [
     ("a.csv", "anchor;positive\na;b\n", "line 1: one column, 'anchor;positive'"),
     ("a.csv", '"anchor";"positive"\n"a";"b"\n', "line 1: not CSV .* Divide cells by commas"),
     ("t.csv", "anchor,positive\ncaf\u00e9,b\n".encode("latin-1"), r"not utf-8.*Say text\.encoding"),
-    ("g.csv", b"\x1f\x8b\x08\x00", r"packed: unpack it.* \.gz"),
-    ("u.tsv", "anchor\tpositive\na\tb\n".encode("utf-16"), r"as UTF-16 does: say text\.encoding = 'utf-16'"),
+    ("sts.csv", "a\tb\tc, d\n1\t2\t3\n", "line 1: one column, .* divided by '.t'"),
+    *((name, b"\x1f\x8b\x08\x00", r"packed: unpack it.* \.gz") for name in ("g.csv", "g.jsonl")),
+    ("u.txt", "anchor\tpositive\na\tb\n".encode("utf-16"), r"as UTF-16 does: say text\.encoding = 'utf-16'"),
     ("t.jsonl", f'{ROW}\n\n{{"anchor": \n', r"t\.jsonl, line 3: not JSON"),
     ("t.jsonl", '{"anchor": "a", "positive": 3}\n', "line 1: column 'positive' holds int"),
     ("t.jsonl", '{"anchor": ["a", "b"], "positive": "c"}\n', "the anchor 'anchor' holds 2 texts"),
@@ -335,6 +336,7 @@ TABLES = [
     ("a.json", '{"anchor": {"0": "a"}, "positive": {"0": "c"}}', "holds dict, .* Write one row on each line"),
     ("a.json", "[]", "holds no row. Choose"),
     ("a.jsonl", '{"chat": [{"role": "user", "content": "a"}]}', "'chat' holds conversations. Write their texts"),
+    ("a.jsonl", '{"translation": {"en": "a"}}', "'translation' holds objects"),
     ("a.json", f'{{"data": [{ROW}]}}', "'data' holds objects.* if they are the rows, that array"),
     ("a.json", '[["a", "b"], ["c", "d"]]', 'Write each row as an object, {"anchor"'),
     ("a.json", f"[\n{ROW},\n{ROW}\n", "line 4: not JSON"),
@@ -366,6 +368,9 @@ def test_lists_and_bytes_as_text_are_told(tmp_path, cell):
         read_pairs(write_rows(tmp_path / "test.jsonl", [{"anchor": ["a"], "positive": ["b", "c"]}]))
     with pytest.warns(UserWarning, match="every file is read, those called test too"):
         assert len(read_pairs(str(tmp_path))) == 3
+    rows = [{"anchor": "a", "positive": "b", "split": part} for part in ("train", "dev")]
+    with pytest.warns(UserWarning, match="every 'split' are trained, those of dev too"):
+        read_pairs(write_rows(tmp_path / "a.jsonl", rows))
 
 
 def test_lines_that_are_arrays_stay_lines(tmp_path):
