@@ -139,11 +139,11 @@ def matched(name: str, pairs: Array | Pairs, positives: Array | None) -> Pairs:
 
 def in_range(function: Callable[P, R]) -> Callable[P, R]:
     """Check the options of a function at every call, as an objective's constructor does."""
-    signature, options = inspect.signature(function), options_of(function)
+    signature = inspect.signature(function)
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        bound = signature.bind(*args, **kwargs)
+        bound, options = signature.bind(*args, **kwargs), options_of(function)
         given = {option.name: bound.arguments[option.name] for option in options if option.name in bound.arguments}
         bound.arguments.update(checked(function.__name__, options, given))
         return function(*bound.args, **bound.kwargs)

@@ -48,7 +48,6 @@ class Entry:
         cost: time and memory of one evaluation.
         weight: the default weight of a term, >= 0.
         aliases: other names.
-        options: keywords that a text may give.
         deviations: paper -> differences from the paper, and choices where the paper leaves them open.
     """
 
@@ -61,13 +60,17 @@ class Entry:
     cost: str
     weight: float
     aliases: tuple[str, ...] = ()
-    options: tuple[Option, ...] = field(default=(), repr=False)
     deviations: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def package(self) -> str:
         """The package of the entry: "dipole", the name and version of a plug-in, or "" for a user's script."""
         return declared_by(self.target.__module__)
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """Keywords that a text may give, read from the signature."""
+        return options_of(self.target.__init__ if inspect.isclass(self.target) else self.target)
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -148,7 +151,6 @@ class Registry:
                 cost=cost,
                 weight=weight,
                 aliases=tuple(canonical_name(alias) for alias in aliases),
-                options=options_of(target.__init__ if inspect.isclass(target) else target),
                 deviations=deviations or {},
             )
             self._add(entry)
