@@ -307,7 +307,7 @@ class TextAdapter(Adapter):
 
     def held_out_pairs(self, objective: Any) -> Pairs | None:
         """Return held-out sentences and their neighbours, or held-out rows of a table. None for views."""
-        if self.config.pairs == "views":
+        if not PAIR_KINDS[self.config.pairs].has_held_out:
             return None
         if isinstance(self.data, TableData):
             return evaluation.table_pairs(self._probe(objective), self.data)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Rows = Callable[[int, Sequence[Tensor]], Iterator[Tensor]]
+ViewFeatures = Callable[[int, Sequence[Tensor]], Iterator[Tensor]]
 """(epoch, batches of row numbers) -> features (b, d) of each batch, in order."""
 
 # solver -> batch size, learning rate, factor at each milestone
@@ -34,7 +34,7 @@ class Descent:
     decay: float | None = None
 
 
-def descend(rows: Rows, labels: Tensor, classes: int, width: int, how: Descent, seed: int) -> nn.Linear:
+def descend(rows: ViewFeatures, labels: Tensor, classes: int, width: int, how: Descent, seed: int) -> nn.Linear:
     """Train a linear layer (classes, width) by mean cross-entropy on features of batches of rows with labels (n,).
 
     Order and initial weights are drawn from the seed on the CPU. The layer is on the labels' device.

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dipole.core.evaluation.arrays import Array, in_range, moderate, moderate_rows, size
-from dipole.core.evaluation.descent import Descent, Rows, descend
+from dipole.core.evaluation.descent import Descent, ViewFeatures, descend
 from dipole.core.evaluation.logistic import fit_softmax
 from dipole.core.evaluation.split import (
     ProbeData,
@@ -199,7 +199,7 @@ def linear_probe(
 
 
 def linear_probe_on_views(
-    rows: Rows, train_y: Array, test_x: Array, test_y: Array, how: Descent, seed: int = 0
+    rows: ViewFeatures, train_y: Array, test_x: Array, test_y: Array, how: Descent, seed: int = 0
 ) -> ProbeResult:
     """Return the accuracy of a linear softmax classifier trained on features of random views, as in the vision
     papers.

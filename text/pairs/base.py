@@ -83,6 +83,7 @@ class PairKind(ABC):
     """One value of `text.pairs`. A new kind is a file in this folder and an entry in `PAIR_KINDS`."""
 
     name: ClassVar[str]
+    has_held_out: ClassVar[bool] = True  # held-out sentences have neighbours, or the rows of a table, as positives
     notes: Sequence[str] = ()  # warnings for the user
 
     def __init__(self, setting: RunForPairs) -> None:

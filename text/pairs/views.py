@@ -21,6 +21,7 @@ class ViewPairs(PairKind):
     """Batches of single sentences in any order, each encoded twice in one pass."""
 
     name = "views"
+    has_held_out = False
 
     def rows_of(self, epoch: int) -> Callable[[int], np.ndarray]:
         setting, size = self.setting, self.setting.batch_size

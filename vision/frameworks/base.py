@@ -36,7 +36,7 @@ __all__ = ["Batch", "Branch", "Framework", "Setup", "register_framework"]
 
 AnyObjective = str | Objective | Composite
 AnyPairs = Pairs | tuple[Pairs, ...]
-Rows = Callable[..., Tensor]
+Draw = Callable[..., Tensor]
 """A function that returns random rows: rows() is (B, d), rows(k) is (B, k, d)."""
 
 
@@ -207,7 +207,7 @@ class Framework(nn.Module):
         return image_order(images, seed)
 
     @classmethod
-    def sample(cls, views: int, rows: Rows, labels: Tensor | None) -> AnyPairs:
+    def sample(cls, views: int, rows: Draw, labels: Tensor | None) -> AnyPairs:
         """Return example pairs of a batch of B images, to find the frameworks that can carry an objective.
 
         Args:

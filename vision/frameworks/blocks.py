@@ -13,7 +13,7 @@ from dipole.core.train.class_blocks import ClassBlocks
 from dipole.core.train.config import Settings
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.seeding import Seeds
-from dipole.vision.frameworks.base import AnyObjective, Batch, OneBranch, Rows, Setup, instances, register_framework
+from dipole.vision.frameworks.base import AnyObjective, Batch, Draw, OneBranch, Setup, instances, register_framework
 from dipole.vision.image_set import ImageSet
 from dipole.vision.settings import VisionSettings
 
@@ -95,7 +95,7 @@ class Blocks(OneBranch):
         return blocks
 
     @classmethod
-    def sample(cls, views: int, rows: Rows, labels: Tensor | None) -> Pairs:
+    def sample(cls, views: int, rows: Draw, labels: Tensor | None) -> Pairs:
         blocks = len(rows()) // views
         if labels is not None:
             labels = labels[: blocks * views : views]

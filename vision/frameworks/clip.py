@@ -12,7 +12,7 @@ from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.errors import ConfigError
 from dipole.vision.captions import CaptionBranch
-from dipole.vision.frameworks.base import AnyObjective, Batch, OneBranch, Rows, Setup, embedded, register_framework
+from dipole.vision.frameworks.base import AnyObjective, Batch, Draw, OneBranch, Setup, embedded, register_framework
 from dipole.vision.frameworks.branch import check_built, check_module, measured, placed_like, rows_of
 from dipole.vision.settings import PairKind, VisionSettings
 
@@ -106,7 +106,7 @@ class CLIP(OneBranch):
         return cls(setup.branch(), CaptionBranch(config.caption, config.encoder), None)
 
     @classmethod
-    def sample(cls, views: int, rows: Rows, labels: Tensor | None) -> Pairs:
+    def sample(cls, views: int, rows: Draw, labels: Tensor | None) -> Pairs:
         return Pairs.both(rows(), rows(), labels)
 
     def embed(self, batch: Batch) -> EncodedBatch:

@@ -19,7 +19,7 @@ from dipole.core.train.config import Settings
 from dipole.core.utils.errors import ConfigError, PairsError
 from dipole.core.utils.transfer import constant, generator
 from dipole.vision.encoders import Encoder
-from dipole.vision.frameworks.base import AnyObjective, AnyPairs, Batch, Framework, Rows, embedded, register_framework
+from dipole.vision.frameworks.base import AnyObjective, AnyPairs, Batch, Draw, Framework, embedded, register_framework
 from dipole.vision.frameworks.branch import Branch, Setup, check_built, make_branch
 from dipole.vision.frameworks.queue import Fresh, check_literal, check_momentum
 from dipole.vision.image_ops import centre
@@ -177,7 +177,7 @@ class CMC(Framework):
             )
 
     @classmethod
-    def sample(cls, views: int, rows: Rows, labels: Tensor | None) -> AnyPairs:
+    def sample(cls, views: int, rows: Draw, labels: Tensor | None) -> AnyPairs:
         return both_directions(rows(), rows(), None, labels)
 
     def embed(self, batch: Batch) -> EncodedBatch:

@@ -15,7 +15,7 @@ from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.config import Settings
 from dipole.core.utils.distributed import gather_rows, rank, row_counts, world_size
 from dipole.core.utils.transfer import to_device
-from dipole.vision.frameworks.base import AnyObjective, AnyPairs, Batch, OneBranch, Rows, embedded, register_framework
+from dipole.vision.frameworks.base import AnyObjective, AnyPairs, Batch, Draw, OneBranch, embedded, register_framework
 from dipole.vision.frameworks.branch import Setup, placed_like
 from dipole.vision.frameworks.queue import Fresh, Queue, check_momentum, momentum_update
 from dipole.vision.settings import VisionSettings
@@ -91,7 +91,7 @@ class MoCo(OneBranch):
         return cls(setup.branch(), None, queue=config.negatives or 0, **dict(config.own_table))
 
     @classmethod
-    def sample(cls, views: int, rows: Rows, labels: Tensor | None) -> AnyPairs:
+    def sample(cls, views: int, rows: Draw, labels: Tensor | None) -> AnyPairs:
         return Pairs.cross(rows(), rows(views - 1), rows(), labels=labels)
 
     def embed(self, batch: Batch) -> EncodedBatch:

@@ -18,7 +18,7 @@ from dipole.core.train.config import Settings
 from dipole.core.utils.distributed import all_sum, world_size
 from dipole.core.utils.errors import PairsError
 from dipole.vision.encoders.base import Norm, mlp
-from dipole.vision.frameworks.base import AnyObjective, AnyPairs, Batch, OneBranch, Rows, embedded, register_framework
+from dipole.vision.frameworks.base import AnyObjective, AnyPairs, Batch, Draw, OneBranch, embedded, register_framework
 from dipole.vision.frameworks.branch import Setup, check_module, placed_like
 from dipole.vision.frameworks.moco import every_view_in_turn
 from dipole.vision.frameworks.queue import Fresh, Queue, check_literal, check_momentum, cosine_schedule, momentum_update
@@ -75,7 +75,7 @@ class Predicting(OneBranch):
         return config.encoder.hidden or config.encoder.dim
 
     @classmethod
-    def sample(cls, views: int, rows: Rows, labels: Tensor | None) -> AnyPairs:
+    def sample(cls, views: int, rows: Draw, labels: Tensor | None) -> AnyPairs:
         return every_view_in_turn(rows(views).unbind(1), rows(views).unbind(1), labels=labels)
 
     def sides(self, batch: Batch, projected: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:

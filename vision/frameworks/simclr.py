@@ -18,7 +18,7 @@ from dipole.core.utils.errors import ConfigError, PairsError
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.text import counted
 from dipole.core.utils.transfer import generator
-from dipole.vision.frameworks.base import AnyObjective, AnyPairs, Batch, OneBranch, Rows, embedded, register_framework
+from dipole.vision.frameworks.base import AnyObjective, AnyPairs, Batch, Draw, OneBranch, embedded, register_framework
 from dipole.vision.frameworks.branch import Setup, in_passes
 from dipole.vision.frameworks.queue import check_literal
 from dipole.vision.image_set import ImageSet, Order
@@ -107,7 +107,7 @@ class SimCLR(OneBranch):
         return super().order(config, images, batch_size, world_size, seed)
 
     @classmethod
-    def sample(cls, views: int, rows: Rows, labels: Tensor | None) -> AnyPairs:
+    def sample(cls, views: int, rows: Draw, labels: Tensor | None) -> AnyPairs:
         return Pairs.from_views(rows(views).unbind(1), labels)
 
     def embed(self, batch: Batch) -> EncodedBatch:

@@ -13,7 +13,7 @@ from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.spec import check_whole
 from dipole.core.train.config import Settings
 from dipole.vision.augment import AugmentConfig
-from dipole.vision.frameworks.base import AnyObjective, Batch, OneBranch, Rows, embedded, register_framework
+from dipole.vision.frameworks.base import AnyObjective, Batch, Draw, OneBranch, embedded, register_framework
 from dipole.vision.frameworks.branch import Setup, in_passes, placed_like
 from dipole.vision.frameworks.queue import Fresh, Queue
 from dipole.vision.settings import VisionSettings
@@ -77,7 +77,7 @@ class SwAV(OneBranch):
         return [*super().augmentations(config), *(small.of_view(number) for number in numbers)]
 
     @classmethod
-    def sample(cls, views: int, rows: Rows, labels: Tensor | None) -> Pairs:
+    def sample(cls, views: int, rows: Draw, labels: Tensor | None) -> Pairs:
         return Pairs.from_crops(rows(views).unbind(1), labels=labels)
 
     def embed(self, batch: Batch) -> EncodedBatch:
