@@ -52,6 +52,8 @@ def as_tensor(name: str, x: Any, shape: str, error: type[DipoleError] = PairsErr
             shown += ". Number the names of classes, the same way in all parts: [names.index(each) for each in labels]"
         if hasattr(x, "toarray"):
             shown += ". Use x.toarray()"
+        elif array.dtype.kind == "O" and array.ndim == 2:  # such as the nullable columns of pandas
+            shown += ". Use x.astype(float)"
         raise error(f"{name} must be numbers of shape {shape}, got {shown}.")
     kind = kinds[array.dtype.kind]
     if array.dtype.kind == "f" and array.dtype.itemsize <= 4:

@@ -31,7 +31,7 @@ def warmup_cosine(step: int, total: int, warmup: int = 0, peak: float = 1.0) -> 
         warmup: steps of the linear rise, >= 0.
         peak: the largest rate. The default, 1, gives a factor for `torch.optim.lr_scheduler.LambdaLR`.
     """
-    if step < warmup:
+    if max(step, 0) < warmup:
         return peak * (step + 1) / warmup
     return peak * 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, total - warmup))))
 
@@ -93,7 +93,7 @@ class LARS(Optimizer):
 
     Args:
         parameters: tensors (...) to optimise.
-        lr: global learning rate, > 0.
+        lr: global learning rate, >= 0.
         momentum: in [0, 1).
         weight_decay: >= 0.
         trust: trust coefficient eta, > 0.

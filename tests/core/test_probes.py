@@ -145,6 +145,7 @@ def on_views(x, y, labels):
     (lambda x, y: probes.linear_probe(x, y, x, y, learning_rate=0.1), "learning_rate has no effect with .*convex"),
     (lambda x, y: probes.linear_probe(x, np.ma.masked_equal(y.numpy(), 2), x, y), "train_y .* masked values"),
     (lambda x, y: probes.linear_probe(csr_matrix(x), y, x, y), r"train_x .* csr_matrix of object. Use x.toarray\(\)"),
+    (lambda x, y: probes.linear_probe(x.numpy().astype(object), y, x, y), r"ndarray of object. Use x.astype\(float\)"),
     (lambda x, y: probes.kmeans(x, 301), "1 to 300 clusters"),
     (lambda x, y: probes.mean_classifier(x, y, x, y).average(1), "2 to 4"),
     (lambda x, y: probes.mean_classifier(x, y, x, y).average(5), "2 to 4"),
