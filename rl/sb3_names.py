@@ -33,6 +33,7 @@ _NOT_OF_POLICY = {
     "optimizer_class": "it is Adam: learning_rate, encoder_learning_rate, beta and temperature_learning_rate set it",
     "normalize_images": "images are always divided by 255",
 }
+_DEFAULT_OF_POLICY = [("normalize_images", True), ("net_arch", None)]
 # Keys of the zoo for an agent and its environment, and those of [train].
 _AGENT = (
     "buffer_size", "learning_starts", "gamma", "tau", "train_freq", "gradient_steps", "ent_coef", "target_entropy",
@@ -87,7 +88,7 @@ def policy_settings(given: Any) -> dict[str, Any]:
             found["hidden"] = tuple(value)
         elif name == "net_arch" and isinstance(value, Mapping) and set(value) == {"pi", "qf"}:
             found |= {"hidden": tuple(value["pi"]), "critic_hidden": tuple(value["qf"])}
-        elif name == "net_arch":
+        elif name == "net_arch" and value is not None:
             raise ConfigError(
                 f"policy_kwargs: net_arch must be a list of widths or {{'pi': widths, 'qf': widths}}, got {value!r}."
             )
@@ -97,7 +98,7 @@ def policy_settings(given: Any) -> dict[str, Any]:
             found[name] = value
         elif name == "optimizer_kwargs":
             found |= _betas(value)
-        elif name != "normalize_images" or value is not True:
+        elif (name, value) not in _DEFAULT_OF_POLICY:
             known = ", ".join(["net_arch", "activation_fn", *_OF_POLICY, "optimizer_kwargs"])
             cure = _NOT_OF_POLICY.get(str(name), f"it has {known}")
             raise ConfigError(f"policy_kwargs has no {name!r} here: {cure}.")

@@ -148,6 +148,8 @@ def test_settings_given_to_load_are_used_under_both_names(saved):
     agent = ContrastiveSAC.load(saved["sac"][0], device="cpu", target_update_interval=5)
     assert agent.settings.target_every == agent.target_update_interval == 5
     assert ContrastiveDrQ.load(saved["drq"][0], device="cpu", policy_delay=4).settings.actor_every == 4
+    agent = ContrastiveSAC.load(saved["sac"][0], env=DotEnv(), stats_window_size=7, device="cpu")
+    assert agent.learn(1, reset_num_timesteps=False).ep_info_buffer.maxlen == 7
     refused(ConfigError, "an agent of 'sac', and ContrastiveDrQ is 'drq'", ContrastiveDrQ.load, saved["sac"][0])
     refused(ConfigError, "action_noise must be", ContrastiveSAC.load, saved["sac"][0], action_noise=0.1)
     refused(ConfigError, r"environment shows Box.*30", open_agent, saved["sac"][0], env=DotEnv(size=30), device="cpu")
@@ -411,6 +413,7 @@ def test_architectures_equal_those_of_sb3():
     assert shapes[0] == shapes[1]
     assert [type(each) for each in ours.actor.latent_pi] == [type(each) for each in theirs.actor.latent_pi]
     assert ours.settings.critic_hidden == (24, 12)
+    assert state_agent(policy_kwargs={"net_arch": None}).settings.hidden == PRESETS["sb3"].hidden
 
 
 @pytest.mark.parametrize(("given", "said"), [

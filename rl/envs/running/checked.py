@@ -1,6 +1,7 @@
 """Checks of an agent's environments: what they may be, and what they return while the agent learns."""
 
 import warnings
+from collections import deque
 from typing import Any, Self
 
 import gymnasium
@@ -127,6 +128,8 @@ class CheckedEnvironments(OffPolicyAlgorithm):
         self._setup_lr_schedule()  # of a rate that was assigned
         noise, before = noise_state(self.action_noise), self._last_obs
         prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *rest, **settings)
+        for name in ("ep_info_buffer", "ep_success_buffer"):  # those of a file may have another length
+            setattr(self, name, deque(getattr(self, name), self._stats_window_size))
         if not reset_num_timesteps:  # SB3 resets it in every call of `learn`
             self.action_noise = set_noise_state(self.action_noise, noise)
         if self._vec_normalize_env is not None and self._last_obs is not before:  # after a reset
