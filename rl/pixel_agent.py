@@ -272,9 +272,8 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             return super().predict(observation, *rest, **settings)
         except (ValueError, AssertionError, AttributeError, KeyError) as error:
             shape, given = getattr(observation, "shape", type(observation).__name__), parts(observation)
-            wanted = {key: each.shape for key, each in parts(self.observation_space).items()}
-            is_array = isinstance(observation, np.ndarray | dict)
-            if is_array and all(np.shape(given.get(key))[-len(each) :] == each for key, each in wanted.items()):
+            wanted = {key: each.shape or () for key, each in parts(self.observation_space).items()}
+            if all(getattr(given.get(key), "shape", ())[-len(each) :] == each for key, each in wanted.items()):
                 raise  # of the networks
             raise ConfigError(f"predict needs an observation of {self.observation_space}, got {shape}.") from error
 

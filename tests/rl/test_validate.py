@@ -169,7 +169,10 @@ NESTED = spaces.Dict({"a": spaces.Dict({"b": BOX(-1, 1, (3,))})})
     (lambda: tiny().learn(1, callback=[3]), ConfigError, "callback must be a callback of SB3, a list .* got 3"),
     (lambda: tiny().predict(np.zeros((3, 4))), ConfigError, r"predict needs an observation of Box.*got \(3, 4\)"),
     (lambda: tiny().predict(None), ConfigError, "predict needs an observation of Box.*got NoneType"),
-    (lambda: tiny(make_env("dot", inputs="both")).predict({}), ConfigError, r"predict needs .* Dict\(.*got dict"),
+    *(
+        (lambda seen=seen: tiny(make_env("dot", inputs="both")).predict(seen), ConfigError, r"predict needs .*got dict")
+        for seen in ({}, {"pixels": [[[0]]], "state": [0.0] * 4})
+    ),
     (lambda: failing().predict(np.zeros((2, 9, 28, 28))), ValueError, "^invalid literal .* 'my network'"),
     (lambda: tiny().set_env(DotEnv(size=40)), ConfigError, r"made for Box\(.*\(9, 28, 28\).* has Box\(.*\(9, 40, 40\)"),
     (lambda: CheckpointCallback("x").init_callback(SAC("MlpPolicy", "Pendulum-v1")), ConfigError, "of dipole, not SAC"),
