@@ -136,9 +136,9 @@ def two_nodes(monkeypatch):
 
     monkeypatch.setenv("RAY_DISABLE_MEMORY_MONITOR", "1")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    node = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=node)
-    second = cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
+    node = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_log_monitor": False}
+    cluster = Cluster(True, head_node_args={**node, "include_dashboard": False, "no_monitor": True})
+    second = cluster.add_node(**node)
     cluster.wait_for_nodes()
     ray.init(address=cluster.address, log_to_driver=False)
     yield cluster, second
@@ -148,7 +148,8 @@ def two_nodes(monkeypatch):
 
 def test_ray_restarts_the_job_of_a_lost_node_and_trains_as_one_process_does(two_nodes, tmp_path):
     cluster, second = two_nodes
-    tasks, runs, ended, started = [task(0), task(1)], tmp_path / "runs", tmp_path / "go-on", tmp_path / "started"
+    tasks, runs = [task(0), task(1, 2, UNTRAINED)], tmp_path / "runs"
+    ended, started = tmp_path / "go-on", tmp_path / "started"
     runs.mkdir()
     started.mkdir()
 
