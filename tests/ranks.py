@@ -1,15 +1,21 @@
-"""Ranks of a test: how they start, and how they end."""
+"""Processes of tests: ranks of one group, and programs. They are forked from a process that has imported torch."""
 
+import atexit
 import gc
 import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
 import tempfile
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-# Modules that every rank would otherwise import by itself, for seconds.
-IMPORTED = ["torch.distributed", "torch._dynamo", "torch.nn.parallel", "pytest", "dipole.core.train.run"]
+# Modules that every process would otherwise import by itself, for seconds.
+IMPORTED = ["torch.distributed", "torch._dynamo", "torch.nn.parallel", "pytest", "dipole.vision.adapter"]
 
 
 def start_method():
@@ -20,6 +26,7 @@ def start_method():
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return "spawn"
     multiprocessing.get_context("forkserver").set_forkserver_preload(IMPORTED)
+    multiprocessing.forkserver.ensure_running()  # before a WorkerVecEnv names modules of its own
     return "forkserver"
 
 
@@ -38,3 +45,33 @@ def _one_rank(rank, ranks, folder, work, args):
     gc.collect()
     dist.barrier()
     dist.destroy_process_group()
+
+
+def run_python(*arguments, cwd=None, **environment):
+    """Return what `subprocess.run` does for `python -m MODULE` or `-c CODE`. Torch is imported, dipole is not."""
+    given = list(map(str, arguments)), cwd or os.getcwd(), os.environ | environment
+    with tempfile.TemporaryDirectory() as streams:
+        process = multiprocessing.get_context(start_method()).Process(target=_run_python, args=(*given, streams))
+        process.start()
+        process.join()
+        said = [Path(streams, name).read_text() for name in "12"]
+    return subprocess.CompletedProcess(given[0], process.exitcode, *said)
+
+
+def _run_python(arguments, cwd, environment, streams):
+    for number in (1, 2):
+        os.dup2(os.open(f"{streams}/{number}", os.O_WRONLY | os.O_CREAT), number)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    for name in [each for each in sys.modules if each.partition(".")[0] == "dipole"]:
+        del sys.modules[name]
+    flag, *sys.argv = arguments
+    sys.path[:0] = ["", *environment.get("PYTHONPATH", "").split(os.pathsep)]
+    try:
+        if flag == "-m":
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        else:
+            exec(sys.argv[0], {"__name__": "__main__"})
+    finally:
+        atexit._run_exitfuncs()

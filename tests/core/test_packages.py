@@ -1,6 +1,5 @@
 """Packages of others: domains and files as entry points declare them, and what `dipole new` writes."""
 
-import os
 import re
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from dipole.core.train.recipe import resolve as resolve_recipe
 from dipole.core.train.shipped import broken_folders, shipped
 from dipole.core.utils import plugins
 from dipole.core.utils.errors import ConfigError
+from tests.ranks import run_python
 from tests.runs import refused as fails
 from tests.systems import file_limit
 
@@ -175,9 +175,7 @@ def test_what_is_new_installs_and_passes_its_own_tests(tmp_path, chosen):
         ours = ("actions/checkout@", "actions/setup-python@", "@torch", "@pytest", "@register", "@parametrize")
         text = path.read_text() if path.is_file() and path.suffix != ".pyc" else ""
         assert "@" not in re.sub("|".join(ours), "", text), path
-    command = [sys.executable, "-c", RUN, *both, "-k", chosen]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
-    ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    ended = run_python("-c", RUN, *both, "-k", chosen, cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert all(said in ended.stdout for said in ("My-Objectives 0.1.0", "my_rings"))
     passed = re.search(r"(\d+) passed", ended.stdout)

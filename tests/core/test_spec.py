@@ -1,6 +1,5 @@
 """The grammar and the registry: what is read and written back, where carets point, and who registers what."""
 
-import subprocess
 import sys
 from collections import Counter
 from importlib.metadata import EntryPoint
@@ -18,6 +17,7 @@ from dipole.core.objectives.losses.infonce import InfoNCE
 from dipole.core.objectives.registry import Registry, registry
 from dipole.core.objectives.spec import Term, format_terms, parse
 from dipole.core.utils import plugins
+from tests.ranks import run_python
 from tests.runs import refused
 
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
@@ -183,7 +183,7 @@ print(*sorted(entry.name for entry in registry.entries()))
 
 
 def test_an_import_that_fails_once_is_said_and_tried_again():
-    done = subprocess.run([sys.executable, "-c", BROKEN_ONCE], check=True, capture_output=True, text=True)
+    done = run_python("-c", BROKEN_ONCE)
     assert set(done.stdout.split()) == {entry.name for entry in registry.entries()}
 
 

@@ -21,6 +21,8 @@ import jupytext
 import nbformat
 import tutorials
 
+from tests.ranks import run_python
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "tutorials"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
@@ -85,8 +87,11 @@ def cell_with(name: str, text: str) -> str:
 
 
 def run(*command: str | Path, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | ENVIRONMENT | {"MPLBACKEND": "Agg"} | more
-    return subprocess.run([sys.executable, *command], env=environment, cwd=folder, capture_output=True, text=True)
+    environment = ENVIRONMENT | {"MPLBACKEND": "Agg"} | more
+    if command[0] == "-m":
+        return run_python(*command, cwd=folder, **environment)
+    command, environment = (sys.executable, *command), os.environ | environment
+    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
 
 
 QUICK = {"2-agent-you-have": ("range(2), 240, 80", "range(2), 80, 40")}  # `make docs` runs all as they are
@@ -99,7 +104,7 @@ def test_tutorial_runs_and_prints_what_its_text_describes(name, tmp_path):
     old, new = QUICK.get(name, ("# %%", "# %%"))
     assert old in source(name)
     (tmp_path / "tutorial.py").write_text(source(name).replace(old, new))
-    done = run("tutorial.py", folder=tmp_path)
+    done = run("-m", "tutorial", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     for line in SAYS[name]:
         assert re.search(line, done.stdout, re.MULTILINE), (line, done.stdout)

@@ -1,7 +1,6 @@
 """A third-party package, installed into a folder of its own: what it adds works like what is built in."""
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -13,11 +12,12 @@ import pytest
 
 from dipole.core.cli import main
 from dipole.core.objectives.registry import registry
+from tests.ranks import run_python
 
 EXAMPLE = Path(__file__).parent / "example"
 
 
-# Several commands in one fresh interpreter, as importing torch takes longer than all of them together.
+# Several commands in one interpreter that has not imported dipole.
 SCRIPT = """
 import contextlib, io, json, sys
 from dipole.core.cli import main
@@ -33,10 +33,9 @@ print(json.dumps(results))
 
 def dipole(site: Path, *commands: str) -> list[tuple[int, str, str]]:
     """Exit code, stdout and stderr of each command with `site` on the path."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])}
     split = [shlex.split(command) for command in commands]
-    arguments = [sys.executable, "-c", SCRIPT, json.dumps(split)]
-    done = subprocess.run(arguments, env=environment, check=True, capture_output=True, text=True)
+    done = run_python("-c", SCRIPT, json.dumps(split), PYTHONPATH=str(site))
+    assert done.returncode == 0, done.stderr
     return [tuple(result) for result in json.loads(done.stdout)]
 
 

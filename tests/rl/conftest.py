@@ -13,6 +13,7 @@ import torch
 from dipole.core.utils.errors import DipoleError
 from dipole.rl import ContrastiveSAC, WorkerVecEnv, make_env, resume, snapshots
 from dipole.rl.envs.suite.rendering import choose_backend
+from tests.ranks import start_method
 
 TINY = {
     "image_size": 24, "hidden": (32,), "filters": 8, "layers": 2, "batch_size": 8, "learning_starts": 10,
@@ -26,6 +27,11 @@ def same(one, two):
     """Return whether two agents have the same weights, bit for bit."""
     found = two.policy.state_dict()
     return all(torch.equal(value, found[name]) for name, value in one.policy.state_dict().items())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _start_method():
+    start_method()  # or the first environment in a worker starts a server that has imported less
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,7 @@ from dipole.core.utils.rows import Asker, located_rows
 from dipole.text.pair_labels import PairLabel
 from dipole.text.pair_table import read_pairs
 from dipole.text.pairs.columns import PairBatches
+from tests.ranks import run_python
 from tests.runs import refused
 from tests.systems import was_killed
 from tests.text.made import text_adapter, write_rows
@@ -127,8 +128,7 @@ def test_a_cached_table_is_made_again_only_if_it_is_damaged_or_incomplete(small,
         for damage in (data[: len(data) // 2], data[:-1], b"", bytes(flipped)):
             (kept / name).write_bytes(damage)
             assert found(kept) == first
-    program = [sys.executable, "-c", FILLING, source, str(tmp_path / "killed")]
-    assert was_killed(subprocess.run(program, timeout=300, check=False).returncode)
+    assert was_killed(run_python("-c", FILLING, source, tmp_path / "killed").returncode)
     assert not (tmp_path / "killed" / "index.json").exists()
     assert found(tmp_path / "killed") == first
     assert {path.name for path in (tmp_path / "killed").iterdir()} == FILES | {".lock"}

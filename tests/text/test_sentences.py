@@ -4,8 +4,6 @@ import gzip
 import multiprocessing
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections import Counter
 
@@ -24,7 +22,7 @@ from dipole.text.config import TextSettings
 from dipole.text.corpus import Piece, documents_of, read_pieces
 from dipole.text.sentences import Cut, encode_pieces
 from dipole.text.vocabulary import word_cutter, words_vocabulary
-from tests.ranks import start_method
+from tests.ranks import run_python, start_method
 from tests.runs import refused
 from tests.systems import was_killed
 from tests.text.made import text_adapter, text_of, write_rows
@@ -145,8 +143,7 @@ sentences.encode_pieces(read_pieces(sys.argv[1]), sentences.Cut(9), vocabulary_s
 @pytest.mark.slow
 def test_a_killed_process_is_continued(books, tmp_path, monkeypatch):
     folder = tmp_path / "ids"
-    program = [sys.executable, "-c", FILLING, str(books), str(folder)]
-    assert was_killed(subprocess.run(program, timeout=300, check=False).returncode)
+    assert was_killed(run_python("-c", FILLING, books, folder).returncode)
     assert len({path.name[:5] for path in folder.glob("parts/0*.arrow")}) >= 3
     damaged = sorted(folder.glob("parts/00001*.arrow"))[0]
     damaged.write_bytes(damaged.read_bytes()[:-200])

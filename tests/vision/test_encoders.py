@@ -1,10 +1,7 @@
 """Encoders: shapes of the taps, statistics inside the module, and that one file adds a source or a framework."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ from torch import nn
 from dipole.core.utils.errors import ConfigError
 from dipole.vision.encoders import EncoderConfig, build_encoder, build_projector
 from dipole.vision.encoders.base import ENCODERS, as_encoder
+from tests.ranks import run_python
 from tests.runs import refused
 from tests.systems import links
 
@@ -200,9 +198,7 @@ def house(tmp_path_factory):
 
 @links
 def test_three_files_are_a_source_an_encoder_and_a_framework(house):
-    environment = {**os.environ, "PYTHONPATH": str(house)}
-    command = [sys.executable, "-c", PROGRAM, str(house / "runs")]
-    done = subprocess.run(command, cwd=house, env=environment, capture_output=True, text=True)
+    done = run_python("-c", PROGRAM, house / "runs", cwd=house, PYTHONPATH=str(house))
     assert done.returncode == 0, done.stderr
     *table, last = done.stdout.splitlines()
     status, name, problems = json.loads(last)

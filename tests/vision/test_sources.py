@@ -3,8 +3,6 @@
 import base64
 import datetime
 import os
-import subprocess
-import sys
 import warnings
 from contextlib import nullcontext
 from decimal import Decimal
@@ -24,6 +22,7 @@ from dipole.vision.data import DataConfig, load
 from dipole.vision.image_set import ImageSet, joined
 from dipole.vision.sources import Decoding, open_source
 from dipole.vision.sources.labels import class_labels
+from tests.ranks import run_python
 from tests.runs import refused
 from tests.systems import posix
 from tests.vision.made import image_folder, opened, png, read_images
@@ -232,15 +231,7 @@ def test_names_of_parquet_files_and_of_their_folders_tell_the_splits(tmp_path, n
 def test_quiet_hides_the_progress_of_datasets(tmp_path):
     path = table(tmp_path / "t", {"image": 0, "label": [0, 1] * 3})
     arguments = ["train", "digits-simclr", "--quiet", "--set", f"vision.data.source={path}"]
-    environment = os.environ | {"HF_DATASETS_CACHE": str(tmp_path / "cache")}
-    ended = subprocess.run(
-        [sys.executable, "-m", "dipole", *arguments],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = run_python("-m", "dipole", *arguments, cwd=tmp_path, HF_DATASETS_CACHE=str(tmp_path / "cache"))
     # It reads the images, and ends before it trains.
     assert (ended.returncode, "batch_size" in ended.stderr, "Generating" in ended.stderr) == (2, True, False)
 
