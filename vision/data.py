@@ -169,7 +169,7 @@ def load(config: DataConfig, seed: Seeds, validation: float = 0.0) -> Parts:
         raise DataError(
             f"the training and test parts have different classes: only in training: {', '.join(only[0]) or 'none'}; "
             f"only in test: {', '.join(only[1]) or 'none'}. Set vision.data.test_split (or test) to a part with the "
-            "same classes, or rename them."
+            "same classes, or rename them. Or give the training part alone as vision.data.source."
         )
     if config.limit is not None and config.limit < len(train):
         train = _part(train, torch.randperm(len(train), generator=seed.torch("data", "limit"))[: config.limit])

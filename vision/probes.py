@@ -35,8 +35,9 @@ from dipole.vision.pictures import Projection
 
 LABELS_HELP = (
     "Give labelled images as vision.data.source, vision.data.test or another vision.data.test_split, and those to "
-    "pretrain on as vision.data.pretrain. For a table, name its column of labels as vision.data.label_column. Or train "
-    "without probes: --set 'vision.probe.probes=[]'."
+    "pretrain on as vision.data.pretrain. For a table, name its column of labels as vision.data.label_column. In a "
+    "folder, list files and labels in metadata.csv (file_name,label). Or train without probes: --set "
+    "'vision.probe.probes=[]'."
 )
 Probe = Literal["linear", "few_shot", "kmeans", "knn", "mean", "tasks", "losses"]
 

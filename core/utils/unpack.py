@@ -27,26 +27,21 @@ OF_THE_ARCHIVE = {None, errno.EINVAL, errno.EEXIST, errno.EISDIR, errno.ENOTDIR,
 
 
 class CheckedHeader(tarfile.TarInfo):
-    """A header that raises ReadError if it is damaged. tarfile alone takes it for the end of the archive."""
+    """A header that raises ReadError if it is damaged, or if the mark at the end is missing.
+
+    tarfile alone takes both for the end of the archive.
+    """
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Any:
+        if not buf:
+            raise tarfile.ReadError("it was cut off: the mark at the end is missing")
         try:
             return super().frombuf(buf, encoding, errors)
         except tarfile.HeaderError as error:
-            if not any(buf):  # the mark at the end, or the end of the file
+            if not any(buf):  # the mark at the end
                 raise
             raise tarfile.ReadError(f"a header is damaged: {error}") from error
-
-
-class _MarkedEnd(CheckedHeader):
-    """A header that also requires the mark at the end, which an archive that was cut off lacks."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Any:
-        if len(buf) == 0:
-            raise tarfile.ReadError("it was cut off: the mark at the end is missing")
-        return super().frombuf(buf, encoding, errors)
 
 
 def unpack(archive: Path, folder: Path) -> None:
@@ -66,7 +61,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def _untar(archive: Path, folder: Path) -> None:
-    with tarfile.open(archive, tarinfo=_MarkedEnd) as opened:
+    with tarfile.open(archive, tarinfo=CheckedHeader) as opened:
         for member in opened:
             if member.isdir():
                 _inside(archive, folder, member.name).mkdir(parents=True, exist_ok=True)

@@ -216,8 +216,8 @@ def test_the_advice_for_lists_and_paths_works_and_bytes_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("names", [
-    ("train/0000", "test/0000"), ("split=train/0", "split=test/0"), ("my-train", "my-test"), ("train_1", "val_1"),
-    ("train-00000-of-00001-0a1b", "validation-00000-of-00001-0a1b"), ("v2-train-0", "v2-val-0"),
+    ("train/0000", "test/0000"), ("split=train/part-0", "split=test/part-0"), ("my-train", "my-test"),
+    ("train_1", "val_1"), ("train-00000-of-00001-0a1b", "validation-00000-of-00001-0a1b"), ("v2-train-0", "v2-val-0"),
 ])  # fmt: skip
 def test_names_of_parquet_files_and_of_their_folders_tell_the_splits(tmp_path, names):
     for start, name in zip((0, 100), names, strict=True):
@@ -345,9 +345,12 @@ def test_folders_without_images_and_beside_splits_are_named(tmp_path):
     with pytest.warns(UserWarning, match=r"read as splits: pool, train\. If they are classes, rename 'train'"):
         assert opened(tmp_path / "a").counts() == {"a": 3, "b": 3}
     images(tmp_path / "c", "seg_train/seg_train/a", "seg_train/seg_train/b", "seg_pred/seg_pred")
-    with pytest.warns(UserWarning, match=r"read as classes: seg_pred, seg_train. They hold folders too"):
-        assert opened(tmp_path / "c").counts() == {"seg_pred": 3, "seg_train": 6}
+    images(tmp_path / "e", "train_images", "test_images")
+    for name, classes in (("c", {"seg_pred": 3, "seg_train": 6}), ("e", {"test_images": 3, "train_images": 3})):
+        with pytest.warns(UserWarning, match=f"read as classes: {', '.join(classes)}. To read one as a split, name it"):
+            assert opened(tmp_path / name).counts() == classes
     assert opened(tmp_path / "c", "seg_train").counts() == {"a": 3, "b": 3}
+    assert opened(tmp_path / "e", "test_images").counts() == {"unlabelled": 3}
     images(tmp_path / "d", "images", "annotations/trimaps")
     with pytest.warns(UserWarning, match="look like masks of the other images: annotations"):
         assert opened(tmp_path / "d").counts() == {"annotations": 3, "images": 3}

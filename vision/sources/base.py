@@ -15,6 +15,7 @@ __all__ = ["Decoding", "Known", "Source", "register_source"]
 TRAINING = ("train", "training")
 # Names of test splits, in order of preference.
 HELD_OUT = ("test", "testing", "val", "validation", "valid", "validate", "dev", "eval", "evaluation", "holdout")
+CALLED = (*TRAINING, *HELD_OUT, "unlabeled", "unlabelled")
 
 SHARDS = "wds:"  # before the names of tar files
 LFS = "a pointer of Git LFS: git lfs pull"  # in messages of files that cannot be read
@@ -112,11 +113,30 @@ def first_split(names: Iterable[str], known: Sequence[str]) -> str | None:
     return None
 
 
+def by_split(files: Iterable[Path]) -> dict[str, list[Path]]:
+    """Group the files of a data set by their splits. Files of one name that is no split's are "train"."""
+    groups: dict[str, list[Path]] = {}
+    for file in files:
+        groups.setdefault(shard_split(file), []).append(file)
+    if len(groups) == 1 and not words_of(*groups):
+        return {TRAINING[0]: list(*groups.values())}
+    return groups
+
+
 def shard_split(file: Path) -> str:
-    """Return the split of a shard by its name (train-00000-of-00002), else by its folder (train/0000), else "train"."""
-    folder = file.parent.name.removeprefix("split=")
+    """Return the split of a shard by its name (train-00000-of-00002), else by its folder (train/part-0), or "train"."""
+    first, folder = file.stem.partition("-")[0], file.parent.name.removeprefix("split=")
     name = re.sub(r"[-_.]?\d+(-of-\d+.*)?$|[-_.]\d{5}[-.].*$", "", file.stem)
-    return name or (folder if folder.lower() in (*TRAINING, *HELD_OUT) else TRAINING[0])
+    if first.lower() in CALLED:
+        return first
+    if folder.lower() in CALLED and not words_of(name):
+        return folder
+    return name or TRAINING[0]
+
+
+def words_of(name: str) -> set[str]:
+    """Return the words of a name that name splits, such as train of train_images."""
+    return set(re.findall("[a-z]+", name.lower())) & set(CALLED)
 
 
 def split_names(source: str, split: str, known: Iterable[str]) -> list[str]:

@@ -17,7 +17,7 @@ from dipole.core.utils.errors import DataError
 from dipole.core.utils.text import warn
 from dipole.vision.decoding import file_bytes, first_names
 from dipole.vision.image_set import ImageSet
-from dipole.vision.sources.base import HELD_OUT, TRAINING, Classes, Decoding, Source, register_source
+from dipole.vision.sources.base import CALLED, HELD_OUT, TRAINING, Classes, Decoding, Source, register_source, words_of
 from dipole.vision.sources.images import check_wanted, decode_all, select, warn_of_left_out
 from dipole.vision.sources.metadata import METADATA, read_metadata
 
@@ -28,7 +28,6 @@ SUFFIXES = Image.registered_extensions().keys() & {
 }  # fmt: skip
 # Further image files that the system's list of types may not know, and shortcuts of Windows.
 PICTURES = {".avif", ".heic", ".heif", ".jxl", ".dng", ".cr2", ".nef", ".arw", ".exr", ".psd", ".pfm", ".tga", ".lnk"}
-CALLED = (*TRAINING, *HELD_OUT, "unlabeled", "unlabelled")
 JUNK = {"__MACOSX", "__pycache__", "@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found"}
 """Folders that archives and file systems add."""
 
@@ -137,17 +136,16 @@ def image_folder(source: str, options: Decoding, wanted: Classes) -> Source:
         beside = [*(f"{file} (next to the folders of the splits)" for file in files), *tree.unread]
     else:
         for each in (tree, outer):
-            inside = [inner.folders for inner in each.folders.values()]
-            if all(inside) or any(len(folders) > 1 for folders in inside):
+            if all(inner.folders for inner in each.folders.values()) or _may_be_splits(each):
                 parts = {key: part for key, part in each.folders.items() if _without_number(key) not in CALLED} | parts
     every = {name for part in parts.values() for name in part.folders}
 
     def read(split: str) -> ImageSet:
         part = parts[split]
-        if part is tree and len(parts) > 1 and any(len(inner.folders) > 1 for inner in tree.folders.values()):
+        if part is tree and len(parts) > 1 and _may_be_splits(tree):
             warn(
-                f"the folders of {path} are read as classes: {first_names(tree.folders)}. They hold folders too. To "
-                "read one as a split, name it as vision.data.train_split"
+                f"the folders of {path} are read as classes: {first_names(tree.folders)}. To read one as a split, name "
+                "it as vision.data.train_split, and another as test_split"
             )
         called = [name for name in names if _without_number(name) in CALLED]
         if len(called) == 1 < len(names):
@@ -160,6 +158,16 @@ def image_folder(source: str, options: Decoding, wanted: Classes) -> Source:
         return _read_folder(part, empty, options, wanted, beside, tables)
 
     return Source(str(path), tuple(parts), read, any(each.metadata for each in outer.walk()))
+
+
+def _may_be_splits(tree: Tree) -> bool:
+    """Return whether folders that are read as classes look like splits: by what they hold, or by words of their names.
+
+    Names with such words are train_images and test_images, or cars_train and cars_test.
+    """
+    named = set().union(*map(words_of, tree.folders))
+    inside = any(len(inner.folders) > 1 for inner in tree.folders.values())
+    return inside or all(named & set(each) for each in (TRAINING, HELD_OUT))
 
 
 def _without_number(name: str) -> str:

@@ -13,8 +13,7 @@ from dipole.core.utils.rows import is_saved
 from dipole.core.utils.text import warn
 from dipole.vision.decoding import file_bytes
 from dipole.vision.image_set import ImageSet
-from dipole.vision.sources.base import HUB, LFS, Classes, Decoding, Known, Source, register_source, shard_split
-from dipole.vision.sources.folder import CALLED
+from dipole.vision.sources.base import HUB, LFS, Classes, Decoding, Known, Source, by_split, register_source
 from dipole.vision.sources.images import decode_all, wanted_rows
 from dipole.vision.sources.labels import check_column, label_columns, labels_of
 from dipole.vision.sources.metadata import METADATA
@@ -106,21 +105,18 @@ def _tables(path: Path) -> Iterator[Path]:
 def parquet(source: str, options: Decoding, wanted: Classes) -> Source:
     """Open parquet files in the Hub's layout, where file names tell the splits (train-00000-of-00001.parquet)."""
     path = Path(source).expanduser()
-    files = [path] if path.is_file() else sorted(_tables(path))
-    if not files:
+    splits = {"train": [path]}
+    if not path.is_file():
+        splits = by_split(sorted(_tables(path)))
+    if not splits:
         raise DataError(f"no parquet file at {path}.")
-    splits: dict[str, list[str]] = {}
-    for file in files:
-        head = file.stem.partition("-")[0]
-        split = head if head.lower() in CALLED else shard_split(file)
-        splits.setdefault("train" if path.is_file() else split, []).append(str(file))
 
     def read(split: str) -> ImageSet:
         from datasets import load_dataset
         from pyarrow.parquet import read_metadata, read_schema
 
         failure = f"{path} cannot be read as parquet: {{error}}. If it is damaged, fetch or write it again ({LFS})."
-        filled = loaded(failure, lambda: [file for file in splits[split] if read_metadata(file).num_rows])
+        filled = loaded(failure, lambda: [str(file) for file in splits[split] if read_metadata(file).num_rows])
         if not filled:
             raise DataError(f"{path} holds no row. Choose another file, or write it again if it should have rows.")
         for file, columns in loaded(failure, lambda: [(each, read_schema(each).names) for each in filled]):

@@ -20,14 +20,14 @@ from dipole.core.utils.text import are, counted
 from dipole.core.utils.unpack import CheckedHeader
 from dipole.vision.decoding import Stream
 from dipole.vision.image_set import ImageSet
-from dipole.vision.sources.base import LFS, SHARDS, Classes, Decoding, Source, register_source, shard_split
+from dipole.vision.sources.base import LFS, SHARDS, Classes, Decoding, Source, by_split, register_source
 from dipole.vision.sources.folder import SUFFIXES
 from dipole.vision.sources.images import select, stay_encoded, warn_of_left_out
 from dipole.vision.sources.labels import labels_of
 
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
 MOST = 1_000_000  # shards of a pattern
-VERSION = 5  # of the cached index
+VERSION = 6  # of the cached index
 ENDS = 1 << 20  # bytes at both ends of a file that identify it
 LABELS = (".cls", ".cls.txt")
 
@@ -48,9 +48,7 @@ def webdataset(source: str, options: Decoding, wanted: Classes) -> Source:
     Names before the number tell the splits (train-000.tar, val-000.tar). Shards of one name are the split 'train'.
     Nothing is unpacked: an image is read by its offset, so each rank reads only its own.
     """
-    groups: dict[str, list[Path]] = {}
-    for path in shards(source.removeprefix(SHARDS)):
-        groups.setdefault(shard_split(path), []).append(path)
+    groups = by_split(shards(source.removeprefix(SHARDS)))
     if len(groups) == 1:
         groups = {"train": next(iter(groups.values()))}
     return Source(source, tuple(groups), lambda split: select(_read(source, groups[split], options), wanted))
@@ -201,8 +199,6 @@ def _index(path: Path) -> tuple[list[Sample], list[str]]:
                 label = _label(suffix, archive.extractfile(file).read())  # type: ignore[union-attr]
                 if label is not None:
                     labels[key] = label
-    if any(image.start + image.size > path.stat().st_size for image in images.values()):
-        raise DataError(f"the shard {path} is cut off: it ends within its last image. Fetch it again.")
     return [image._replace(label=labels.get(key)) for key, image in images.items()], left_out
 
 
