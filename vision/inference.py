@@ -18,6 +18,7 @@ from dipole.vision.sources import described, open_source, reader_of
 from dipole.vision.sources.base import Decoding
 from dipole.vision.sources.folder import FOLDER, SUFFIXES, scan
 
+Named = Iterator[tuple[str, Callable[[], bytes] | Tensor]]  # names with images: encoded, or arrays (C, H, W)
 FEATURES = ("encoder", "embedding")  # the values of vision.probe.features
 
 
@@ -51,9 +52,7 @@ class ImageEmbedder(Embedder):
             files = [path]
         where = path if path.is_dir() else path.parent
         total: int | None = len(files)
-        images: Iterator[tuple[str, Callable[[], bytes] | Tensor]] = (
-            (file.relative_to(where).as_posix(), partial(file_bytes, file)) for file in files
-        )
+        images: Named = ((file.relative_to(where).as_posix(), partial(file_bytes, file)) for file in files)
         if not files:
             where, total, images = Path(), None, _of_source(source, path, self.decoded, column)
         elif column is not None:
@@ -89,21 +88,17 @@ class ImageEmbedder(Embedder):
         return torch.cat(parts)[order.argsort()]
 
 
-def _of_source(
-    source: str, path: Path, decoded: int | None, column: str | None
-) -> Iterator[tuple[str, Callable[[], bytes] | Tensor]]:
+def _of_source(source: str, path: Path, decoded: int | None, column: str | None) -> Named:
     """Return the images of a training source with their names: encoded, or arrays (C, H, W)."""
     reader = reader_of(source)
-    if path.is_dir() and (reader is None or reader.reads == FOLDER):
+    if reader is not None and reader.reads == FOLDER:
         raise DataError(f"the folder {path} holds no images ({', '.join(sorted(SUFFIXES))}).")
-    if reader is None:
-        raise DataError(f"{source} is neither an image nor a folder of images. Or give {described()}.")
     # No memory: the images stay encoded, and are decoded here, one by one.
     opened = open_source(source, Decoding(decoded or 256, memory=0, image_column=column))
     if column is not None and not opened.has_columns:
         raise OptionError(f"--column {column}: {source} has no columns.")
 
-    def found() -> Iterator[tuple[str, Callable[[], bytes] | Tensor]]:
+    def found() -> Named:
         for split in opened.splits:
             images = opened.read(split).images
             prefix = f"{split}/" if len(opened.splits) > 1 else ""

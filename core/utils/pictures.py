@@ -39,7 +39,10 @@ def open_image(data: bytes) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(data))
     except UnidentifiedImageError:
-        raise ValueError(f"cannot identify image file, which begins with {data[:16]!r}") from None
+        reason = f"cannot identify image file, which begins with {data[:16]!r}"
+        if data[:4] in (b"II*\0", b"MM\0*"):
+            reason = "a TIFF that Pillow does not read. Save it in 8-bit RGB, or all channels as `images` in an .npz"
+        raise ValueError(reason) from None
     if image.format == "EPS":  # Pillow would run Ghostscript
         raise ValueError("PostScript is not read; save it as PNG")
     pixels = image.width * image.height
@@ -66,7 +69,9 @@ def eight_bits(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         values = np.asarray(image).astype(np.float64) / 65535
     elif image.mode == "I":
-        raise OptionError("32-bit whole numbers do not say which value is white. Save it with 8 or 16 bits a channel")
+        raise OptionError(
+            "whole numbers of 32 bits or with a sign do not say which value is white. Save it with 8 bits a channel"
+        )
     elif image.mode == "F":
         values = np.asarray(image).astype(np.float64)
         if not (values.min() >= 0 and values.max() <= 1):

@@ -425,7 +425,7 @@ def test_workers_of_a_loader_give_lists_of_batches():
     (lambda: Augment(AugmentConfig(), small_views=2), None, "Numbers of views are a preset"),
     (lambda: Augment("simclr", mean=(0.5,)), None, "takes mean and std together"),
     (lambda: Augment("simclr", mean=(0.5,), std=(0,)), None, "std > 0"),
-    (lambda: Augment("simclr", size=8), Image.new("I", (8, 8)), "32-bit whole numbers do not say"),
+    (lambda: Augment("simclr", size=8), Image.new("I", (8, 8)), "do not say which value is white"),
     (lambda: Augment("simclr", size=8), "cat.png", "a PIL image, or a tensor (C, H, W) or (n, C, H, W), got str"),
     (lambda: Augment("simclr", size=8), np.zeros((8, 8, 3)), "got ndarray. Make a tensor of an array"),
     (lambda: Augment("simclr", size=8), torch.zeros(8, 8), "(8, 8). An image (H, W) needs image[None]"),

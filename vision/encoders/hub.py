@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -130,10 +131,9 @@ class HubEncoder(Encoder):
         """Return all outputs for an image, without hidden states if the model has none."""
         self.model.eval()
         with torch.enable_grad():
-            try:
+            outputs = None
+            with suppress(Exception):
                 outputs = self._run(image, output_hidden_states=True)
-            except Exception:
-                outputs = None
             try:
                 outputs = outputs or self._run(image)
                 if outputs.last_hidden_state.ndim not in (3, 4):

@@ -6,14 +6,17 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import torch
+
 from dipole.core.train.data_sets import how_to_get
 from dipole.core.utils.errors import DataError, nearest
 from dipole.core.utils.files import is_file, is_folder
 from dipole.core.utils.hub import is_offline
 from dipole.core.utils.plugins import import_all
+from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import HUB, READERS, SHARDS, Classes, Decoding, Known, Reader, Source
 from dipole.vision.sources.folder import FOLDER
-from dipole.vision.sources.huggingface import hub, hub_name
+from dipole.vision.sources.huggingface import SAVED, hub, hub_name
 from dipole.vision.sources.streamed import open_stream
 from dipole.vision.sources.webdataset import shards
 
@@ -36,10 +39,16 @@ def open_source(source: str, options: Decoding, wanted: Classes = None) -> Sourc
     """Recognise and open a source. Nothing is decoded before a split is read. wanted: class names to keep."""
     reader = reader_of(source)
     if options.streaming:
-        folder = reader_of(hub_name(source)) if source.startswith(HUB) else reader
-        if folder is None or folder.reads != FOLDER:
+        reader = reader_of(hub_name(source))
+        if reader is None or reader.reads not in (FOLDER, SAVED):
             return open_stream(source, options, wanted)
-        source, reader, options = hub_name(source), folder, replace(options, memory=0)
+        opened = reader.open(hub_name(source), replace(options, memory=0), wanted)
+
+        def read(split: str) -> ImageSet:
+            images = opened.reader(split)
+            return images.take(torch.arange(len(images))[: options.length])
+
+        return replace(opened, reader=read)
     if reader is None:
         if is_file(Path(source)):
             raise DataError(f"{source} is a file that dipole cannot read as images. Give {described()}.")

@@ -53,7 +53,7 @@ def read_npz(path: Path) -> ImageSet:
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
         raise DataError(
             f"{path}: images must be uint8 of shape (n, H, W) or (n, H, W, C), got {images.dtype} {images.shape}. Save "
-            "values from 0 to 255 as images.astype(np.uint8), and those in [0, 1] as (255 * images).astype(np.uint8)."
+            "images.astype(np.uint8) with values from 0 to 255: 255 * images from [0, 1], images // 257 from 16 bits."
         )
     if images.ndim == 3:
         images = images[..., None]

@@ -114,24 +114,22 @@ def first_split(names: Iterable[str], known: Sequence[str]) -> str | None:
 
 
 def by_split(files: Iterable[Path]) -> dict[str, list[Path]]:
-    """Group the files of a data set by their splits. Files of one name that is no split's are "train"."""
+    """Group files by the split in their names (train-00000-of-00002), or else in those of their folders (train/part-0).
+
+    Files of one name that is no split's are "train".
+    """
     groups: dict[str, list[Path]] = {}
     for file in files:
-        groups.setdefault(shard_split(file), []).append(file)
+        name = re.sub(r"[-_.]?\d+(-of-\d+.*)?$|[-_.]\d{5}[-.].*$", "", file.stem)
+        first, folder = file.stem.partition("-")[0], file.parent.name.removeprefix("split=")
+        if first.lower() in CALLED:
+            name = first
+        elif folder.lower() in CALLED and not words_of(name):
+            name = folder
+        groups.setdefault(name or TRAINING[0], []).append(file)
     if len(groups) == 1 and not words_of(*groups):
         return {TRAINING[0]: list(*groups.values())}
     return groups
-
-
-def shard_split(file: Path) -> str:
-    """Return the split of a shard by its name (train-00000-of-00002), else by its folder (train/part-0), or "train"."""
-    first, folder = file.stem.partition("-")[0], file.parent.name.removeprefix("split=")
-    name = re.sub(r"[-_.]?\d+(-of-\d+.*)?$|[-_.]\d{5}[-.].*$", "", file.stem)
-    if first.lower() in CALLED:
-        return first
-    if folder.lower() in CALLED and not words_of(name):
-        return folder
-    return name or TRAINING[0]
 
 
 def words_of(name: str) -> set[str]:

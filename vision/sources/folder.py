@@ -120,19 +120,17 @@ def image_folder(source: str, options: Decoding, wanted: Classes) -> Source:
     """
     path = Path(source).expanduser()
     outer = tree = scan(path)
-    names = split_folders(tree)
     inner = tree
     while not split_folders(inner) and not inner.files and len(inner.folders) == 1:
         (inner,) = inner.folders.values()
     if len(inner.folders) > 1 or split_folders(inner):  # the folder that an archive was unpacked to
-        tree, names = inner, split_folders(inner)
+        tree = inner
+    names = split_folders(tree)
     parts = {name: tree.folders[name] for name in names} or {"train": tree}
     beside = []
     if names:
-        files = [
-            *tree.files,
-            *(file for name in tree.folders if name not in names for file in tree.folders[name].images()),
-        ]
+        others = [each for name, each in tree.folders.items() if name not in names]
+        files = [*tree.files, *(file for each in others for file in each.images())]
         beside = [*(f"{file} (next to the folders of the splits)" for file in files), *tree.unread]
     else:
         for each in (tree, outer):
@@ -161,10 +159,7 @@ def image_folder(source: str, options: Decoding, wanted: Classes) -> Source:
 
 
 def _may_be_splits(tree: Tree) -> bool:
-    """Return whether folders that are read as classes look like splits: by what they hold, or by words of their names.
-
-    Names with such words are train_images and test_images, or cars_train and cars_test.
-    """
+    """Return whether folders look like splits: they hold folders, or are called cars_train and cars_test, or alike."""
     named = set().union(*map(words_of, tree.folders))
     inside = any(len(inner.folders) > 1 for inner in tree.folders.values())
     return inside or all(named & set(each) for each in (TRAINING, HELD_OUT))
@@ -229,8 +224,6 @@ def _read_folder(
     images = decode_all(path.name, items, lambda i: file_bytes(files[i]), labels, names, options, left_out)
     if told is not None:
         images = select(images, wanted)
-    if options.streaming and options.length is not None:
-        return images.take(torch.arange(min(options.length, len(images))))
     return images
 
 

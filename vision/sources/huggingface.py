@@ -32,15 +32,15 @@ SIZES = {
 
 
 def hub_name(source: str) -> str:
-    """Return the name that the library `datasets` knows."""
+    """Return the name that the library `datasets` knows. A local folder may be called cifar10."""
+    if Path(source).exists():
+        return source
     return IDS.get(source.removeprefix(HUB), source.removeprefix(HUB))
 
 
 def is_hub_id(source: str, path: Path) -> bool:
-    if source.startswith(HUB):
-        return True
-    is_id = source.count("/") == 1 and not path.is_absolute() and not source.startswith(".")
-    return (source in IDS or is_id) and not path.exists()
+    is_id = source in IDS or (source.count("/") == 1 and not path.is_absolute() and not source.startswith("."))
+    return source.startswith(HUB) or (is_id and not path.exists())
 
 
 def loaded(failure: str, load: Callable[[], Any]) -> Any:
@@ -78,7 +78,10 @@ def hub(source: str, options: Decoding, wanted: Classes) -> Source:
     return Source(name, tuple(splits), read, True)
 
 
-@register_source("a folder that save_to_disk wrote", matches=lambda source, path: is_saved(path))
+SAVED = "a folder that save_to_disk wrote"
+
+
+@register_source(SAVED, matches=lambda source, path: is_saved(path))
 def saved_dataset(source: str, options: Decoding, wanted: Classes) -> Source:
     """Open a folder written by `save_to_disk`: a Dataset (split 'train') or a DatasetDict."""
     from datasets import DatasetDict, load_from_disk
@@ -92,22 +95,21 @@ def saved_dataset(source: str, options: Decoding, wanted: Classes) -> Source:
     )
 
 
-def _is_parquet(source: str, path: Path) -> bool:
-    return path.suffix.lower() == ".parquet" or (path.is_dir() and next(_tables(path), None) is not None)
-
-
-def _tables(path: Path) -> Iterator[Path]:
+def tables_in(path: Path) -> Iterator[Path]:
     """Iterate over the parquet files of a folder, without metadata and what `dipole embed` writes there."""
     return (file for file in path.rglob("*.parquet") if file.name not in (*METADATA, "features.parquet"))
 
 
-@register_source("a parquet file or a folder of them", matches=_is_parquet)
+@register_source(
+    "a parquet file or a folder of them",
+    matches=lambda source, path: path.suffix.lower() == ".parquet" or any(tables_in(path)),
+)
 def parquet(source: str, options: Decoding, wanted: Classes) -> Source:
     """Open parquet files in the Hub's layout, where file names tell the splits (train-00000-of-00001.parquet)."""
     path = Path(source).expanduser()
     splits = {"train": [path]}
     if not path.is_file():
-        splits = by_split(sorted(_tables(path)))
+        splits = by_split(sorted(tables_in(path)))
     if not splits:
         raise DataError(f"no parquet file at {path}.")
 
@@ -219,23 +221,23 @@ def image_bytes(cell: Any, read: Callable[[str], bytes]) -> bytes:
         raise ValueError(f"its file {path} is missing or unreadable. Store the bytes in the table") from error
 
 
-def undecoded(table: Any, column: str) -> Any:
-    """Return a table of `datasets` whose images are bytes or paths."""
+def images_of(name: str, table: Any, wanted: str | None) -> tuple[Any, str]:
+    """Return a table of `datasets` with images as bytes or paths, and their column."""
     from datasets import Image as ImageFeature
 
+    column = image_column(name, table.features, wanted)
     if isinstance(table.features[column], ImageFeature):
-        return table.cast_column(column, ImageFeature(decode=False))
-    return table
+        table = table.cast_column(column, ImageFeature(decode=False))
+    return table, column
 
 
 def from_table(name: str, table: Any, options: Decoding, wanted: Classes) -> ImageSet:
     """Read a `datasets` table with a column of images."""
-    column = image_column(name, table.features, options.image_column)
+    table, column = images_of(name, table, options.image_column)
     labels, names, _ = read_labels(name, table.features, lambda key: table[key], options.label_column)
     if wanted is not None and labels is not None:
         rows, labels = wanted_rows(name, labels, names, wanted)
         table, names = table.select(rows.tolist()), wanted
-    table = undecoded(table, column)
 
     def read(i: int) -> bytes:
         return image_bytes(table[i][column], lambda path: file_bytes(Path(path)))

@@ -1,6 +1,7 @@
 """Data sets of the library `datasets` in streaming mode: read one image after another, without a copy on disk."""
 
 import hashlib
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
@@ -15,8 +16,8 @@ from dipole.core.utils.cache import kept_json
 from dipole.core.utils.errors import DataError
 from dipole.vision.decoding import Stream
 from dipole.vision.image_set import ImageSet
-from dipole.vision.sources.base import HUB, SHARDS, Classes, Decoding, Source
-from dipole.vision.sources.huggingface import hub_name, image_bytes, image_column, loaded, read_labels, undecoded
+from dipole.vision.sources.base import HUB, SHARDS, Classes, Decoding, Source, by_split
+from dipole.vision.sources.huggingface import hub_name, image_bytes, images_of, loaded, read_labels, tables_in
 from dipole.vision.sources.images import select, stay_encoded
 from dipole.vision.sources.labels import plain_label
 
@@ -39,7 +40,7 @@ def open_stream(source: str, options: Decoding, wanted: Classes) -> Source:
     builder = loaded(
         f"the data set {name!r} cannot be streamed ({{kind}}: {{error}}). Check the name and the connection, or give a "
         "folder of parquet or image files.",
-        lambda: _builder(path, name),
+        lambda: _builder(path, name, source.startswith(HUB)),
     )
 
     def read(split: str) -> ImageSet:
@@ -50,7 +51,7 @@ def open_stream(source: str, options: Decoding, wanted: Classes) -> Source:
     return Source(name, tuple(map(str, builder.info.splits or builder.config.data_files or ("train",))), read, True)
 
 
-def _builder(path: Path, name: str) -> Any:
+def _builder(path: Path, name: str, is_hub: bool) -> Any:
     """Return the builder of `datasets` for a file (by its suffix), a folder (by its content) or an id."""
     from datasets import load_dataset_builder
 
@@ -58,6 +59,9 @@ def _builder(path: Path, name: str) -> Any:
         if path.suffix not in FORMATS:
             raise DataError(f"{path} cannot be streamed: give a folder, or a file of {', '.join(FORMATS)}.")
         return load_dataset_builder(FORMATS[path.suffix], data_files={"train": str(path)})
+    if not is_hub and (tables := by_split(sorted(tables_in(path)))):
+        files = {re.sub(r"\W", "_", split): list(map(str, each)) for split, each in tables.items()}
+        return load_dataset_builder("parquet", data_files=files)
     return load_dataset_builder(str(path) if path.is_dir() else name)
 
 
@@ -65,8 +69,7 @@ def _stream(name: str, builder: Any, split: str, options: Decoding) -> ImageSet:
     table: Any = builder.as_streaming_dataset(split=split)
     if table.features is None:
         table = table._resolve_features()
-    image = image_column(name, table.features, options.image_column)
-    table = undecoded(table, image)
+    table, image = images_of(name, table, options.image_column)
     shards, counts = 1, [options.length or 0]
     labels: Tensor | None = None
     names: tuple[str, ...] = ()
@@ -91,7 +94,8 @@ def _stream(name: str, builder: Any, split: str, options: Decoding) -> ImageSet:
     bounds = [0, *accumulate(counts)]
     reader = Forward(begin, bounds, 2 * options.buffer + 2048, lambda row: image_bytes(row[image], _fetched), name)
     stream = Stream(torch.tensor(bounds), options.buffer, forward=True)
-    return stay_encoded(name, Numbered(name, bounds[-1]), reader, labels, names, options, stream)
+    items = [f"{name}[{row}]" for row in range(bounds[-1])]
+    return stay_encoded(name, items, reader, labels, names, options, stream)
 
 
 def _count(table: Any, shards: int, image: str, label: str | None) -> list[list[Any]]:
@@ -106,19 +110,6 @@ def _fetched(path: str) -> bytes:
 
     with xopen(path, "rb") as file:
         return bytes(file.read())
-
-
-class Numbered(Sequence[str]):
-    """Names of a stream's images: the stream's name and a number."""
-
-    def __init__(self, name: str, count: int) -> None:
-        self._name, self._count = name, count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, place: Any) -> Any:
-        return f"{self._name}[{place}]"
 
 
 class Forward:
