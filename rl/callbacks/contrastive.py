@@ -180,7 +180,8 @@ class ContrastiveCallback(BaseCallback):
                 self._events = 0
                 self._parents.append(parent)
                 for name in ("_on_rollout_start", "_on_rollout_end", "_on_training_end"):
-                    setattr(parent, name, _both(getattr(parent, name), getattr(self, name)))
+                    calls = getattr(parent, name), getattr(self, name)
+                    setattr(parent, name, lambda calls=calls: [call() for call in calls])
             parent = parent.parent
 
     def _largest_batch(self, space: spaces.Space[Any]) -> int:
@@ -395,25 +396,16 @@ def _places() -> Iterator[str]:
 def _place(agent: BaseAlgorithm) -> tuple[str, dict[str, Any] | None]:
     """Return the first attribute that no other callback of this training has, and what was learned under it."""
     name = next(n for n in _places() if getattr(getattr(agent, n, None), "training", None) != agent.start_time)
-    return name, _state(getattr(agent, name, None))
-
-
-def _state(learned: Learned | dict[str, Any] | None) -> dict[str, Any] | None:
-    return learned.state() if isinstance(learned, Learned) else learned
+    return name, learned_states(agent).get(name)
 
 
 def learned_states(agent: BaseAlgorithm) -> dict[str, dict[str, Any]]:
     """Return what an agent's callbacks have learned, as text and tensors, by the name of their attribute."""
-    states = ((name, _state(getattr(agent, name, None))) for name in _places())
-    return {name: state for name, state in takewhile(lambda each: each[1] is not None, states) if state is not None}
-
-
-def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
-    def call() -> None:
-        first()
-        second()
-
-    return call
+    found = {}
+    for name in takewhile(lambda each: getattr(agent, each, None) is not None, _places()):
+        learned = getattr(agent, name)
+        found[name] = learned.state() if isinstance(learned, Learned) else learned
+    return found
 
 
 def distinct(stored: Any, space: spaces.Space[Any]) -> dict[str, NDArray[Any]]:

@@ -131,16 +131,8 @@ def test_augmentations_by_name_and_shift_repeats_the_border():
     assert custom.size == 8
     refused(ConfigError, "Did you mean 'crop'", choose_augmentation, "crops", 9, 100, None, True)
     refused(ConfigError, "must return a tensor", choose_augmentation, lambda images: images[0], 9, 100, None, True)
-    refused(
-        ConfigError,
-        "image_size must be between 1 and the rendered size 84",
-        choose_augmentation,
-        "crop",
-        9,
-        84,
-        100,
-        True,
-    )
+    said = "image_size must be between 1 and the rendered size 84"
+    refused(ConfigError, said, choose_augmentation, "crop", 9, 84, 100, True)
     images = torch.arange(2 * 3 * 5 * 5).reshape(2, 3, 5, 5).to(torch.uint8)
     moved = shift(images, np.array([0, 4]), np.array([2, 3]), pad=2)
     for index, (top, left) in enumerate([(0, 2), (4, 3)]):
