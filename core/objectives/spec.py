@@ -390,7 +390,7 @@ def options_of(function: Callable[..., Any]) -> tuple[Option, ...]:
 
 def check_whole(name: str, value: Any, low: int = 1) -> None:
     """Raise OptionError unless an argument of a function is a whole number of at least `low`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < low:
         raise OptionError(f"{name} must be a whole number >= {low}, got {_shown(value)}.")
 
 

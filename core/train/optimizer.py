@@ -92,7 +92,7 @@ class LARS(Optimizer):
         >>> optimizer = LARS(model.parameters(), lr=0.3 * 1024 / 256, weight_decay=1e-6)
 
     Args:
-        parameters: tensors (...) to optimise.
+        params: tensors (...) to optimise, or groups of them.
         lr: global learning rate, >= 0.
         momentum: in [0, 1).
         weight_decay: >= 0.
@@ -104,7 +104,7 @@ class LARS(Optimizer):
 
     def __init__(
         self,
-        parameters: Iterable[Tensor],
+        params: Any,
         lr: float,
         momentum: float = 0.9,
         weight_decay: float = 0.0,
@@ -118,7 +118,7 @@ class LARS(Optimizer):
         ):
             if not fits:
                 raise OptionError(f"LARS: {name} must be {allowed}, got {value}.", name)
-        super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -108,8 +108,9 @@ class RecordError(DipoleError, ValueError):
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
     """Return ' Did you mean X?' for the closest allowed name, or an empty string."""
-    found = get_close_matches(name, list(allowed), n=1, cutoff=0.6)
-    return f" Did you mean {found[0]!r}?" if found else ""
+    known = {each.lower(): each for each in allowed}
+    found = get_close_matches(name.lower(), known, n=1, cutoff=0.6)
+    return f" Did you mean {known[found[0]]!r}?" if found else ""
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -252,15 +252,16 @@ WHOLE = type("Whole", (nn.Module,), {"forward": lambda self, images: images.flat
     (lambda: vision.CLIP(conv(), nn.LazyLinear(4), "infonce"), None, "LazyLinear has lazy layers"),
     (lambda: vision.BYOL(nn.LSTM(4, 4)), None, "LSTM is unknown. ValueError for .*Expected.* Wrap it in a module"),
     (lambda: vision.BYOL(WHOLE), None, "returned torch.int64 .*, and not floats"),
-    (lambda: vision.projection_head("simcrl", 8), None, "Did you mean 'simclr'"),
+    (lambda: vision.projection_head("SimCRL", 8), None, "Did you mean 'simclr'"),
     (lambda: vision.prediction_head("simclr", 8), None, "Allowed: byol, simsiam, mocov3, nnclr"),
     (lambda: vision.projection_head("byol", 8, hidden=0), None, "hidden must be a whole number >= 1, got 0"),
     (lambda: vision.Queue(0, 4), None, "size must be a whole number >= 1"),
     (lambda: vision.Queue(3, 4), lambda q: q.push(torch.zeros(2, 3)), r"shape \(n, 4\), got \(2, 3\)"),
     (lambda: vision.cosine_schedule(0, 0, 1, 0), None, "total must be > 0, got 0"),
     (lambda: vision.momentum_update(conv(), nn.Linear(2, 2), 0.9), None, "same parameters"),
+    (lambda: vision.momentum_update(conv(), conv().requires_grad_(False), 0.9), None, "takes the copy first"),
     (lambda: vision.SimCLR("resnet18", "infonce"), None, "an encoder is a torch.nn.Module, .* got str"),
-    (lambda: vision.LARS(conv().parameters(), lr=0.1, momentum=1), None, r"LARS: momentum must be in \[0, 1\), got 1"),
+    (lambda: vision.LARS(params=conv().parameters(), lr=0.1, momentum=1), None, r"LARS: momentum must be in \[0, 1\), got 1"),
 ])  # fmt: skip
 def test_mistakes_have_one_clear_message(make, call, message):
     with pytest.raises(dipole.DipoleError, match=message):  # noqa: PT012

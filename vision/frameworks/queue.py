@@ -122,11 +122,14 @@ def momentum_update(copy: nn.Module, module: nn.Module, momentum: float) -> None
         momentum: from 0, which copies the module, to 1, which changes nothing.
 
     Raises:
-        OptionError: `momentum` is outside this range, or the modules' parameters differ in number or shape.
+        OptionError: `momentum` is outside this range, the modules' parameters differ in number or shape, or the second
+            module is the one without gradients.
     """
     check_momentum(momentum)
     slow: list[Tensor] = list(copy.parameters())
     fast: list[Tensor] = list(module.parameters())
+    if any(each.requires_grad for each in slow) > any(each.requires_grad for each in fast):
+        raise OptionError("momentum_update takes the copy first, then the module that is trained.")
     if [each.shape for each in slow] != [each.shape for each in fast]:
         raise OptionError("momentum_update needs modules with the same parameters: make one by copy.deepcopy(module).")
     torch._foreach_lerp_(slow, fast, 1 - momentum)
