@@ -111,6 +111,7 @@ class Augment:
         **changes: Any,
     ) -> None:
         check_whole("size", size, 4)
+        size = int(size)  # of NumPy as well
         if isinstance(preset, AugmentConfig):
             preset, views = [preset.of_view(number) for number in range(1, (views or 2) + 1)], None
         if isinstance(preset, str):
@@ -120,7 +121,7 @@ class Augment:
         elif (views, small_views, small_size) != (None, None, None):
             raise OptionError("Augment: each AugmentConfig of a list is a view. Numbers of views are a preset's.")
         else:
-            self.configs = [_changed(each.model_dump(), {"size": each.size or int(size), **changes}) for each in preset]
+            self.configs = [_changed(each.model_dump(), {"size": each.size or size, **changes}) for each in preset]
         self._augmentations = [Augmentation(each) for each in self.configs]
         self._mean_std = None
         if mean is not None or std is not None:
@@ -192,7 +193,7 @@ def _of_paper(
     side = max(4, round(size * 96 / 224)) if small_size is None else small_size
     check_whole("small_size", side, 4)
     own = [preset.views[number % len(preset.views)] for number in range(count)]
-    large = [_changed({**preset.every, **each, "size": int(size)}, changes) for each in own]
+    large = [_changed({**preset.every, **each, "size": size}, changes) for each in own]
     crops = {"crop_scale": (0.05, 0.14), "blur_kernel": AugmentConfig().kernel(size)}
     return large + [_changed({**preset.every, **changes, "size": int(side)}, crops) for _ in range(small)]
 

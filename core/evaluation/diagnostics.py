@@ -1,7 +1,6 @@
 """Diagnostics of embeddings for all domains: pure functions without gradient, computed in tiles."""
 
 import math
-from numbers import Real
 from typing import Annotated
 
 import torch
@@ -323,8 +322,6 @@ def alignment(
         >>> alignment([[1, 0], [0, 2]], [[3, 0], [0, -1]])
         2.0
     """
-    if isinstance(positives, Real):  # the second argument after Pairs has always been `alpha`
-        return alignment(pairs, alpha=float(positives))
     pairs = matched("alignment", pairs, positives)
     return float(align(_positive_cosines(pairs), alpha)[pairs.positives >= 0].mean())
 
