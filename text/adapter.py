@@ -309,9 +309,7 @@ class TextAdapter(Adapter):
         """Return held-out sentences and their neighbours, or held-out rows of a table. None for views."""
         if not PAIR_KINDS[self.config.pairs].has_held_out:
             return None
-        if isinstance(self.data, TableData):
-            return evaluation.table_pairs(self._probe(objective), self.data)
-        return evaluation.text_pairs(self._probe(objective), self._measures)
+        return evaluation.held_out_pairs(self._probe(objective), self.data)
 
     def evaluate(self, objective: Any) -> dict[str, float]:
         c, probe = self.config, self._probe(objective)

@@ -92,7 +92,15 @@ class ContrastiveLoss(nn.Module):
                 f"{type(self).__name__} needs a model that gives sentence embeddings, a SentenceTransformer; "
                 f"got {type(unwrapped(model)).__name__}."
             )
-        _check_directions(directions, partition_mode)
+        if isinstance(directions, str) or frozenset(directions) not in MODES:
+            shown = "; ".join(str(tuple(sorted(each, reverse=True))) for each in MODES)
+            raise OptionError(
+                f"directions must be one of {shown}, got {directions!r}. Both sides in one softmax (GTE) is no sum "
+                "over anchors of one matrix of similarities."
+            )
+        wanted = MODES[frozenset(directions)]
+        if partition_mode != wanted:
+            raise OptionError(f"directions={tuple(directions)} need partition_mode={wanted!r}, got {partition_mode!r}.")
         self.model = model
         self.objective = as_composite(objective)
         self._noted: set[tuple[str, str]] = set()
@@ -319,18 +327,6 @@ def width_of(model: SentenceTransformer) -> int:
 def mean_over_ranks(gradient: Tensor) -> Tensor:
     """Average a gradient over the ranks, as DistributedDataParallel does."""
     return all_sum(gradient) / world_size()
-
-
-def _check_directions(directions: Sequence[str], partition_mode: str) -> None:
-    if isinstance(directions, str) or frozenset(directions) not in MODES:
-        shown = "; ".join(str(tuple(sorted(each, reverse=True))) for each in MODES)
-        raise OptionError(
-            f"directions must be one of {shown}, got {directions!r}. Both sides in one softmax (GTE) is no sum over "
-            "anchors of one matrix of similarities."
-        )
-    wanted = MODES[frozenset(directions)]
-    if partition_mode != wanted:
-        raise OptionError(f"directions={tuple(directions)} need partition_mode={wanted!r}, got {partition_mode!r}.")
 
 
 def related_columns(

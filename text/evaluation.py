@@ -19,7 +19,7 @@ from dipole.core.train.class_blocks import BlockShape, block_losses
 from dipole.core.utils.finite import finite_rows
 from dipole.core.utils.seeding import Seeds
 from dipole.text.config import TextSettings
-from dipole.text.data import TableData
+from dipole.text.data import Data, TableData
 from dipole.text.sentences import Sentences
 from dipole.text.vocabulary import Tokens
 
@@ -50,19 +50,15 @@ def text_results(probe: ProbeSentences) -> dict[str, float]:
     rows = probe.test
     document = probe.document(rows)
     f, g = probe.sides(rows)
-    _write_distances(probe, Pairs.from_window(f[:PAIRED], g[:PAIRED], document[:PAIRED].to(f.device)))
-    _write_nearest(probe, rows, torch.cat([f, g], 1))
-    return next_sentence(f, g, document) | _document_of_neighbours(probe, f)
-
-
-def _write_distances(probe: ProbeSentences, pairs: Pairs) -> None:
-    """Write the shares of the distances D = (1 - cos) / 2 of neighbours and of all other sentences (LMCL, Fig. 5)."""
-    found = pair_histogram(pairs)
+    # The shares of the distances D = (1 - cos) / 2 of neighbours and of all other sentences (LMCL, Fig. 5).
+    found = pair_histogram(Pairs.from_window(f[:PAIRED], g[:PAIRED], document[:PAIRED].to(f.device)))
     values = {"edges": found.edges}
     for name, counts in (("correct", found.correct), ("incorrect", found.incorrect)):
         values[name] = counts / counts.sum().clamp_min(1)
     text = json.dumps({name: [round(float(v), 6) for v in value.numpy()] for name, value in values.items()})
     (probe.workdir / "neighbour_distances.json").write_text(text + "\n")
+    _write_nearest(probe, rows, torch.cat([f, g], 1))
+    return next_sentence(f, g, document) | _document_of_neighbours(probe, f)
 
 
 def _document_of_neighbours(probe: ProbeSentences, f: Tensor) -> dict[str, float]:
@@ -93,15 +89,6 @@ def document_results(
     return results
 
 
-def text_pairs(probe: ProbeSentences, device: torch.device | str) -> Pairs | None:
-    """Return held-out sentences, paired with their neighbours, or None."""
-    rows = probe.test[:PAIRED]
-    document = probe.document(rows)
-    if not probe.sentences.has_neighbours(rows):
-        return None
-    return Pairs.from_window(*probe.sides(rows), document.to(device))
-
-
 def table_results(probe: ProbeSentences, data: TableData) -> dict[str, float]:
     """Measure held-out rows of a table: which text is the positive of an anchor."""
     table, rows = data.table, probe.test
@@ -117,9 +104,15 @@ def table_results(probe: ProbeSentences, data: TableData) -> dict[str, float]:
     return find_positives(f, g, anchor, positive, negatives.view(len(rows), -1))
 
 
-def table_pairs(probe: ProbeSentences, data: TableData) -> Pairs | None:
-    """Return held-out rows in which no text occurs twice on a side, or None if there are fewer than two."""
-    table, rows = data.table, probe.test[:PAIRED]
+def held_out_pairs(probe: ProbeSentences, data: Data) -> Pairs | None:
+    """Return held-out sentences and their neighbours, or rows in which no text occurs twice on a side. None: too few"""
+    rows = probe.test[:PAIRED]
+    if not isinstance(data, TableData):
+        if not probe.sentences.has_neighbours(rows):
+            return None
+        f, g = probe.sides(rows)
+        return Pairs.from_window(f, g, probe.document(rows).to(f.device))
+    table = data.table
     for texts in (table.positive, table.anchor):
         rows = rows[_first(texts[rows])]
     if len(rows) < 2:

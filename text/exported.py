@@ -26,7 +26,11 @@ def open_folder(folder: Path, device: torch.device, features: str | None) -> Emb
     elif not (folder / TOKENIZER).is_file():
         return None
     elif (folder / ONNX).is_file():
-        encode, tokenizer = _tokenized(folder, _onnx(folder))
+        from dipole.core.train.onnx_file import check_onnx, open_onnx
+
+        check_onnx()
+        run = open_onnx(folder / ONNX)
+        encode, tokenizer = _tokenized(folder, lambda ids, mask: run({"input_ids": ids, "attention_mask": mask}))
     elif (folder / CONFIG).is_file():
         encode, tokenizer = _tokenized(folder, _transformer(folder, device))
     else:
@@ -84,14 +88,6 @@ def _transformer(folder: Path, device: torch.device) -> Any:
         return pooled(states, mask.bool(), mode)
 
     return read
-
-
-def _onnx(folder: Path) -> Any:
-    from dipole.core.train.onnx_file import check_onnx, open_onnx
-
-    check_onnx()
-    run = open_onnx(folder / ONNX)
-    return lambda ids, mask: run({"input_ids": ids, "attention_mask": mask})
 
 
 def _tokenized(folder: Path, read: Any) -> tuple[Any, Any]:

@@ -256,7 +256,11 @@ def build_transformer(
         if getattr(built.model.config, "is_encoder_decoder", False):
             fix = "Load its encoder with sentence-transformers and train it with dipole.text.ContrastiveLoss"
         raise place.error(f"{type(built.model).__name__} gives no states for tokens alone ({reason}). {fix}") from error
-    if _is_random(built.model):
+    ids = torch.arange(min(LONG, positions(built.model) or LONG))[None] % built.model.config.vocab_size
+    drawn = False  # in evaluation mode, as in Reformer's hashing
+    with suppress(Exception):  # too long for this architecture
+        drawn = is_random(built.model, lambda: built.model(input_ids=ids).last_hidden_state)
+    if drawn:
         raise place.error(
             f"{type(built.model).__name__} is random in evaluation mode: one sentence got two different vectors"
         )
@@ -270,14 +274,6 @@ def build_transformer(
             "changes with the longest one of its batch. A model with attention masks, such as BERT, has no such noise",
         )
     return part
-
-
-def _is_random(model: Any) -> bool:
-    """Return whether a model in evaluation mode gives one long sentence two results, as Reformer's hashing does."""
-    ids = torch.arange(min(LONG, positions(model) or LONG))[None] % model.config.vocab_size
-    with suppress(Exception):  # too long for this architecture
-        return is_random(model, lambda: model(input_ids=ids).last_hidden_state)
-    return False
 
 
 @torch.no_grad()

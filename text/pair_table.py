@@ -320,7 +320,8 @@ def _usual(row: dict[str, Any], where: str) -> tuple[str, ...]:
     for anchor, positive, starts in USUAL:
         used = tuple(plain.get(plain_name(name), "") for name in (anchor, positive))
         if all(used):
-            return (*used, *(name for name in map(str, row) if _numbered_as(name.lower(), starts) and name not in used))
+            is_negative = re.compile(rf"(hard_)?({'|'.join(starts)})s?[_-]*\d*", re.IGNORECASE).fullmatch
+            return (*used, *(name for name in map(str, row) if is_negative(name) and name not in used))
     for name, cell in row.items():
         objects = [cell]
         if isinstance(cell, list):
@@ -336,9 +337,3 @@ def _usual(row: dict[str, Any], where: str) -> tuple[str, ...]:
         f"{where}: no usual names among the columns {', '.join(str(name)[:60] for name in row)}; known are {known}. "
         f"Set text.columns = [anchor, positive, negatives ...]. Add a line of names to a CSV file without one."
     )
-
-
-def _numbered_as(name: str, starts: Sequence[str]) -> bool:
-    """Return whether a name is one of `starts` or its plural, with or without a number."""
-    stem = name.rstrip("0123456789").rstrip("_-")
-    return any(stem in (start, f"{start}s", f"hard_{start}", f"hard_{start}s") for start in starts)

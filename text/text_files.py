@@ -28,12 +28,8 @@ BINARY_STARTS = {
     b"\x28\xb5\x2f\xfd": "a zstandard file",
     b"\x89PNG": "an image",
     b"\xff\xd8\xff": "an image",
-    b"GIF8": "an image",
     b"%PDF-": "a PDF document",
     b"PAR1": "a parquet file",
-    b"ARROW1": "an arrow file",
-    b"\x93NUMPY": "a numpy file",
-    b"\x7fELF": "a program",
 }
 
 

@@ -7,6 +7,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -198,14 +199,10 @@ def json_rows(file: Path) -> Iterator[Located]:
             f"{file}, line {number or error.lineno}: not JSON ({error.msg}). Put one JSON value on each line, or "
             "make the file one array, [{...}, {...}]."
         ) from None
-    except RecursionError:
-        raise DataError(f"{file}, line {number}: nested too deeply") from None
     except UnicodeEncodeError:
         raise DataError(f"{file}, line {number}: half a surrogate pair is no text") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{file}, after line {number}: not UTF-8 ({error.reason}). {_fix(error, '')}.") from None
-    except ValueError as error:  # an integer of thousands of digits
-        raise DataError(f"{file}, line {number}: {error}") from None
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{file}, after line {number}: {error}") from None
 
@@ -332,11 +329,8 @@ def hub_rows(name: str, split: str, asker: Asker) -> Any:
     """Stream a data set of the Hub, NAME or NAME:SUBSET."""
     load_dataset = asker.package("datasets").load_dataset
     name, _, subset = name.partition(":")
-    try:
-        with without_retry_messages():
-            return load_dataset(name, subset or None, split=split, streaming=True)
-    except Exception as error:  # the datasets library and the network raise many kinds
-        raise _not_opened(name, f" (split {split!r})", error) from error
+    with _opening(f"{name!r} (split {split!r})"):
+        return load_dataset(name, subset or None, split=split, streaming=True)
 
 
 def hub_version(name: str, asker: Asker) -> str:
@@ -345,18 +339,20 @@ def hub_version(name: str, asker: Asker) -> str:
     if Path(name).exists():
         return content_of(sorted(file for file in Path(name).rglob("*") if file.is_file()) or [Path(name)])
     builder = asker.package("datasets").load_dataset_builder
+    with _opening(repr(name)):
+        return str(builder(name, subset or None).cache_dir)
+
+
+@contextmanager
+def _opening(shown: str) -> Iterator[None]:
     try:
         with without_retry_messages():
-            return str(builder(name, subset or None).cache_dir)
-    except Exception as error:  # as in hub_rows
-        raise _not_opened(name, "", error) from error
-
-
-def _not_opened(name: str, split: str, error: Exception) -> DataError:
-    return DataError(
-        f"the data set {name!r}{split} cannot be opened from the Hugging Face Hub: "
-        f"{(str(error) or type(error).__name__).splitlines()[0]}. Without a network, give a local file or folder."
-    )
+            yield
+    except Exception as error:  # the datasets library and the network raise many kinds
+        raise DataError(
+            f"the data set {shown} cannot be opened from the Hugging Face Hub: "
+            f"{(str(error) or type(error).__name__).splitlines()[0]}. Without a network, give a local file or folder."
+        ) from error
 
 
 def _saved(folder: Path, split: str, asker: Asker) -> Any:

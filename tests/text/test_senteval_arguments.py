@@ -114,7 +114,7 @@ HUGE = {"nhid": 10**9}
 ])  # fmt: skip
 def test_arguments_that_do_not_fit_are_refused(tiny, given, tasks, error, message):
     refused(error, message, engine(tiny, **given).eval, tasks)
-    assert engine(tiny, model=object(), word_vec={}, samples=3).params.samples == 3
+    assert engine(tiny, model=object(), word_vec={}, samples=3, eval_batch_size=8).params.samples == 3
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,7 @@ class Chunk:
 
     def split(self, size: int) -> "list[Chunk]":
         """Consecutive sentences, `size` at a time, as wide as they were."""
-        if self.sent is None:
-            return [Chunk(*part) for part in zip(self.ids.split(size), self.lengths.split(size), strict=True)]
-        columns = (self.ids, self.lengths, self.sent)
+        columns = [each for each in (self.ids, self.lengths, self.sent) if each is not None]
         return [Chunk(*part) for part in zip(*(column.split(size) for column in columns), strict=True)]
 
 

@@ -45,18 +45,18 @@ class BlockPairs(PairKind):
 
     def rows_of(self, epoch: int) -> Callable[[int], np.ndarray]:
         setting, size = self.setting, self.setting.batch_size
-        if self.random is None:
-            return partial(self._consecutive, epoch)
-        rows = setting.train_rows[self.random.rows(epoch)]
-        return lambda place: rows[place * size : (place + 1) * size]
+        if self.random is not None:
+            rows = setting.train_rows[self.random.rows(epoch)]
+            return lambda place: rows[place * size : (place + 1) * size]
 
-    def _consecutive(self, epoch: int, place: int) -> np.ndarray:
-        """Draw blocks: first the document of each block, then where it starts."""
-        setting = self.setting
-        draw = setting.seed.numpy("data", epoch, "blocks", place)
-        owners = draw.integers(len(self.starts), size=setting.batch_size // self.size)
-        starts = np.array([draw.choice(self.starts[owner]) for owner in owners])
-        return setting.train_rows[(starts[:, None] + np.arange(self.size)).ravel()]
+        def consecutive(place: int) -> np.ndarray:
+            """Draw the document of each block, then where it starts."""
+            draw = setting.seed.numpy("data", epoch, "blocks", place)
+            owners = draw.integers(len(self.starts), size=size // self.size)
+            starts = np.array([draw.choice(self.starts[owner]) for owner in owners])
+            return setting.train_rows[(starts[:, None] + np.arange(self.size)).ravel()]
+
+        return consecutive
 
     def embed(self, model: SentenceModel, batch: TextBatch) -> EncodedBatch:
         f, _ = model(batch.batch)

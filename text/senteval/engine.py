@@ -76,8 +76,12 @@ class SE:
         self.params = Params({"seed": 1111, "batch_size": 128, "nhid": 0, "kfold": 5, **params})
         self.params.classifier = self.params.classifier or {"nhid": 0}
         _check(self.params)
+        given, named = self.params.usepytorch, self.params.protocol
+        implied = {None: None, True: "senteval-torch", False: "senteval-sklearn"}[given]
+        if named and implied and named != implied:
+            raise OptionError(f"protocol {named!r} and usepytorch={given} contradict each other. Give one of them")
         self.settings = ProbeSettings(
-            _protocol(self.params),
+            named or implied or "fast",
             self.params.kfold,
             self.params.seed,
             Classifier.from_params(self.params.classifier),
@@ -154,19 +158,11 @@ class SE:
         return mine.shape == kept.shape and np.allclose(mine, kept, rtol=1e-3, atol=1e-4 * float(np.abs(kept).max()))
 
 
-def _protocol(params: Params) -> str:
-    given, named = params.usepytorch, params.protocol
-    implied = {None: None, True: "senteval-torch", False: "senteval-sklearn"}[given]
-    if named and implied and named != implied:
-        raise OptionError(f"protocol {named!r} and usepytorch={given} contradict each other. Give one of them")
-    return named or implied or "fast"
-
-
 def _check(params: Params) -> None:
     """Raise OptionError for misspelt or wrong parameters."""
     for name in params:
         near = get_close_matches(str(name), KNOWN, n=1, cutoff=0.8)
-        if near and name not in KNOWN:
+        if near and name not in KNOWN and abs(len(str(name)) - len(near[0])) < 3:  # not eval_batch_size
             raise OptionError(f"params has no {name!r}. Did you mean {near[0]!r}?")
     if not isinstance(params.classifier, Mapping):
         raise OptionError(f"classifier must be a dictionary such as {{'nhid': 0}}, got {params.classifier!r}")

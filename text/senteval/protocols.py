@@ -107,10 +107,13 @@ def problems_of(task: Task, splits: dict[str, Split], y: np.ndarray, settings: P
         start += len(split)
     if task.kind == "nested":
         _check_kfold(task, y, settings.kfold)
-        problems = _nested(y, settings)
+        folds = _folds(settings, OUTER_SEED)
+        problems = [ProbeProblem(train, test, None, _inner(folds, train, y)) for train, test in folds.split(y, y)]
     elif task.kind == "holdout":
-        _check_kfold(task, y[rows["train"]], settings.kfold)
-        problems = [_holdout(rows, y, settings, task)]
+        train = rows["train"]
+        _check_kfold(task, y[train], settings.kfold)
+        folds = _folds(settings, settings.seed, shuffled=task.shuffled == "folds")
+        problems = [ProbeProblem(train, rows["test"], None, _inner(folds, train, y))]
     else:
         problems = [ProbeProblem(rows["train"], rows["test"], rows["dev"], [(rows["train"], rows["dev"])])]
     for problem in problems:
@@ -132,31 +135,17 @@ def _check_kfold(task: Task, y: np.ndarray, kfold: int) -> None:
         )
 
 
-def _nested(y: np.ndarray, settings: ProbeSettings) -> list[ProbeProblem]:
-    """Cross-validation inside cross-validation."""
+def _folds(settings: ProbeSettings, seed: int, shuffled: bool = False) -> Any:
+    """Return a splitter of scikit-learn. `shuffled` is of the skip-thoughts scripts."""
     from sklearn.model_selection import KFold, StratifiedKFold
 
-    if settings.protocol == "skip-thoughts":
-        folds: Any = KFold(settings.kfold)
-    else:
-        folds = StratifiedKFold(settings.kfold, shuffle=True, random_state=OUTER_SEED)
-    problems = []
-    for train, test in folds.split(y, y):
-        inner = [(train[a], train[b]) for a, b in folds.split(train, y[train])]
-        problems.append(ProbeProblem(train, test, None, inner))
-    return problems
-
-
-def _holdout(rows: dict[str, np.ndarray], y: np.ndarray, settings: ProbeSettings, task: Task) -> ProbeProblem:
-    """Cross-validation on the training part, one test."""
-    from sklearn.model_selection import KFold, StratifiedKFold
-
-    train = rows["train"]
     if settings.protocol != "skip-thoughts":
-        folds: Any = StratifiedKFold(settings.kfold, shuffle=True, random_state=settings.seed)
-    elif task.shuffled == "folds":
-        folds = KFold(settings.kfold, shuffle=True, random_state=SKIP_SEED)
-    else:
-        folds = KFold(settings.kfold)
-    inner = [(train[a], train[b]) for a, b in folds.split(train, y[train])]
-    return ProbeProblem(train, rows["test"], None, inner)
+        return StratifiedKFold(settings.kfold, shuffle=True, random_state=seed)
+    if shuffled:
+        return KFold(settings.kfold, shuffle=True, random_state=SKIP_SEED)
+    return KFold(settings.kfold)
+
+
+def _inner(folds: Any, train: np.ndarray, y: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Divide training rows again."""
+    return [(train[a], train[b]) for a, b in folds.split(train, y[train])]
