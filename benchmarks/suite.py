@@ -6,7 +6,7 @@ recipe and the seeds. Rows and columns can be written as grids (`grid.py`). Cell
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain
@@ -133,18 +133,14 @@ class Suite(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Suite":
-        problems = []
+        problems, table = [], published.tables().get(self.published or "")
         for name, scale in self.scale.items():
             rows, columns = scale.rows or self.rows, scale.columns or self.columns
             if len(set(scale.seeds)) < len(scale.seeds):
                 problems.append(f"scale {name!r} names a seed twice")
-            settings = (
-                *scale.set,
-                *chain.from_iterable(row.set for row in rows),
-                *chain.from_iterable(change.set for change in scale.change.values()),
-                *chain.from_iterable(c.set for c in columns),
-            )
-            problems += [f"set: {text!r} is not of the form key=value" for text in settings if "=" not in text]
+            for text in chain.from_iterable(each.set for each in (scale, *rows, *scale.change.values(), *columns)):
+                if "=" not in text:
+                    problems.append(f"set: {text!r} is not of the form key=value")
             labels, names = Counter(row.label for row in rows), Counter(column.name for column in columns)
             if not rows or not columns:
                 problems.append(f"scale {name!r} has no rows or no columns")
@@ -155,24 +151,18 @@ class Suite(Settings):
                     f"scale {name!r} has {count:,} cells ({len(rows)} rows x {len(columns)} columns x "
                     f"{len(scale.seeds)} seeds); at most {MOST:,}"
                 )
-            odd = [label for label in scale.change if label not in labels]
-            problems += [f"change: {label!r} is no row of scale {name!r}.{nearest(label, labels)}" for label in odd]
-            for base in dict.fromkeys((self.base, *(row.base for row in rows))):
-                if base is not None and base not in labels:
-                    problems.append(f"base {base!r} is no row of scale {name!r}.{nearest(base, labels)}")
-            odd = [column.base for column in columns if column.base is not None and column.base not in names]
-            problems += [f"base {base!r} is no column of scale {name!r}.{nearest(base, names)}" for base in odd]
+            here = f" of scale {name!r}"
+            bases = self.base, *(row.base for row in rows)
+            problems += _unknown(scale.change, labels, "change: ", f" is no row{here}")
+            problems += _unknown(bases, labels, "base ", f" is no row{here}")
+            problems += _unknown((column.base for column in columns), names, "base ", f" is no column{here}")
             for row in rows:
-                odd = [column for column in row.columns or () if column not in names]
-                problems += [f"row {row.label!r} asks for no column {each!r}.{nearest(each, names)}" for each in odd]
-        if (table := published.tables().get(self.published or "")) is not None:
-            known = {row.label for row in table.rows}
-            for scale in self.scale.values():
-                odd = [row.label for row in scale.rows or self.rows if row.label not in known and not row.control]
-                problems += [f"{name!r} is no row of {table.id}.{nearest(name, known)}" for name in odd]
-                odd = [c.name for c in scale.columns or self.columns if c.name not in table.columns]
-                problems += [f"{name!r} is no column of {table.id}.{nearest(name, table.columns)}" for name in odd]
-        elif self.published is not None and self.published not in published.figures():
+                problems += _unknown(row.columns or (), names, f"row {row.label!r} asks for no column ")
+            if table is not None:
+                methods = (row.label for row in rows if not row.control)
+                problems += _unknown(methods, {row.label for row in table.rows}, "", f" is no row of {table.id}")
+                problems += _unknown(names, table.columns, "", f" is no column of {table.id}")
+        if self.published is not None and table is None and self.published not in published.figures():
             problems.append(f"nothing published is called {self.published!r}")
         if problems:
             raise ValueError("; ".join(problems))
@@ -388,6 +378,12 @@ def read_suite(name: str | Path) -> Suite:
     except ValidationError as error:
         lines = [f"  - {line.replace('the recipe: ', '', 1)}" for line in describe(error, Suite)]
         raise ConfigError(f"{path} is not a suite:\n" + "\n".join(lines)) from error
+
+
+def _unknown(asked: Iterable[str | None], known: Collection[str], before: str, after: str = "") -> list[str]:
+    """Return a problem for each name that is asked for and not known, with the nearest one that is."""
+    odd = [name for name in dict.fromkeys(asked) if name is not None and name not in known]
+    return [f"{before}{name!r}{after}.{nearest(name, known)}" for name in odd]
 
 
 def marked(manifest: Manifest) -> Manifest:
