@@ -41,63 +41,79 @@ def compare(parser: argparse.ArgumentParser) -> Runner:
 def _compare(arguments: argparse.Namespace) -> int:
     from dipole.core.train.run_folder import find_run
     from dipole.core.utils.errors import ConfigError
-    from dipole.core.utils.text import counted, printable, shortened, text_table
 
     one, other = (find_run(name, arguments.runs).path for name in (arguments.first, arguments.second))
     if one.resolve() == other.resolve():
         raise ConfigError(f"both are the run {one}. Give two different runs, see `dipole list runs`.")
-    first, second = (_with_siblings(folder) for folder in (one, other))
-    repeated = first[0].seed == second[0].seed
-    if _determining(first[0]) == _determining(second[0]):
-        common = {each.seed for each in first} & {each.seed for each in second}
-        if not repeated:  # two seeds of one setting
-            first, second, common = first[:1], second[:1], {first[0].seed, second[0].seed}
-        first, second = ([each for each in group if each.seed in common] for group in (first, second))
+    groups = _common_seeds(_with_siblings(one), _with_siblings(other))
+    first, second = groups
     settings = _differences(_without(first[0].config), _without(second[0].config))
-    known = {name for record in (*first, *second) for name in record.results}
+    known = {name for group in groups for record in group for name in record.results}
     shared = [name for name in first[0].results if name in second[0].results]
     # "untrained/knn/accuracy" is a baseline of "knn/accuracy", and no result of the training.
     baselines = [name for name in shared if name.partition("/")[2] in known]
     compared = [found for name in shared if name not in baselines and (found := _compared(name, first, second))]
     _judge(compared)
     numbers = [found for found, _ in compared]
-    means = {name: [_mean(name, group) for group in (first, second)] for name in baselines}
+    means = {name: [_mean(name, group) for group in groups] for name in baselines}
     if arguments.json:
-        runs = [[record.hash for record in group] for group in (first, second)]
+        runs = [[record.hash for record in group] for group in groups]
         answer = {"runs": runs, "settings": settings, "numbers": numbers, "baselines": means}
         print(json.dumps(answer | {"level": LEVEL, "correction": "Holm"}, indent=2))
-        return 0
+    else:
+        _print(groups, settings, numbers, means)
+    return 0
+
+
+def _common_seeds(first: list[RunRecord], second: list[RunRecord]) -> tuple[list[RunRecord], list[RunRecord]]:
+    """Return the runs to compare. Two runs of one setting are compared alone, or on the seeds of both folders."""
+    if _determining(first[0]) != _determining(second[0]):
+        return first, second
+    if first[0].seed != second[0].seed:
+        return first[:1], second[:1]
+    common = {each.seed for each in first} & {each.seed for each in second}
+    return [each for each in first if each.seed in common], [each for each in second if each.seed in common]
+
+
+def _print(
+    groups: tuple[list[RunRecord], list[RunRecord]],
+    settings: dict[str, tuple[Any, Any]],
+    numbers: list[dict[str, Any]],
+    means: dict[str, list[float | None]],
+) -> None:
+    from dipole.core.utils.text import counted, printable, shortened, text_table
+
+    first, second = groups
     for title, group in (("first", first), ("second", second)):
         seeds = ", ".join(map(str, sorted(record.seed for record in group)))
         line = f"{title:<6}  {group[0].hash}  {group[0].name}  {group[0].objective}  seeds {seeds}"
         write(printable(line, keep=""))
+    is_repeated = first[0].seed == second[0].seed
     rows: list[tuple[str, ...]] = [("setting", "first", "second")]
     rows += [(key, shortened(_shown(a), LONGEST), shortened(_shown(b), LONGEST)) for key, (a, b) in settings.items()]
-    alike = ("Only the seed differs.", "Settings and seed are the same.")[repeated]
+    alike = ("Only the seed differs.", "Settings and seed are the same.")[is_repeated]
     write("\n" + (text_table(rows, words=range(3)) if settings else alike))
     write("\n" + (_table(numbers) if numbers else "The runs have no result in common."))
     if means:
         rows = [("baseline", "first", "second")]
         rows += [(name, *("-" if each is None else f"{each:.4g}" for each in both)) for name, both in means.items()]
         write(f"\n{text_table(rows)}")
-    tests = sorted({each["test"] for each in numbers if each["p"] is not None})
+    tests = [each["test"] for each in numbers if each["p"] is not None]
     if tests:
-        count = sum(each["p"] is not None for each in numbers)
         write(
-            f"\nTests: {' and '.join(tests)}, two-sided.\nVerdicts are at level {LEVEL} after Holm's correction for "
-            f"{counted(count, 'number')}. Intervals are 95 %, without correction.\nDetectable is the smallest "
-            "difference that these seeds show with 80 % power, among as many numbers."
+            f"\nTests: {' and '.join(sorted(set(tests)))}, two-sided.\nVerdicts are at level {LEVEL} after Holm's "
+            f"correction for {counted(len(tests), 'number')}. Intervals are 95 %, without correction.\nDetectable is "
+            "the smallest difference that these seeds show with 80 % power, among as many numbers."
         )
-    prints = [{each.seed: each.data.get("fingerprint") for each in group} for group in (first, second)]
+    prints = [{each.seed: each.data.get("fingerprint") for each in group} for group in groups]
     if any(prints[0][seed] != prints[1][seed] for seed in prints[0].keys() & prints[1].keys()):
         write("\nThe runs read different data, by the fingerprints in their records.")
-    elif not settings and repeated:
+    elif not settings and is_repeated:
         write("\nThe same was trained twice. A difference comes from the machines or versions.")
     elif not settings:
         write("\nThese are two seeds of one setting. Their difference shows its spread.")
     elif len(first) < 2 or len(second) < 2:
         write("\nA verdict needs two seeds of each. Train more: --set seed=1.")
-    return 0
 
 
 def _table(numbers: list[dict[str, Any]]) -> str:

@@ -5,9 +5,9 @@ are methods with an objective each. Columns are metrics of a record, each with i
 recipe and the seeds. Rows and columns can be written as grids (`grid.py`). Cells with equal configurations share a run.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
@@ -138,9 +138,9 @@ class Suite(Settings):
             rows, columns = scale.rows or self.rows, scale.columns or self.columns
             if len(set(scale.seeds)) < len(scale.seeds):
                 problems.append(f"scale {name!r} names a seed twice")
-            for text in chain.from_iterable(each.set for each in (scale, *rows, *scale.change.values(), *columns)):
-                if "=" not in text:
-                    problems.append(f"set: {text!r} is not of the form key=value")
+            changing: list[Any] = [scale, *rows, *scale.change.values(), *columns]
+            settings = chain.from_iterable(each.set for each in changing)
+            problems += [f"set: {text!r} is not of the form key=value" for text in settings if "=" not in text]
             labels, names = Counter(row.label for row in rows), Counter(column.name for column in columns)
             if not rows or not columns:
                 problems.append(f"scale {name!r} has no rows or no columns")
@@ -303,34 +303,30 @@ class Sized:
 
     def jobs(self) -> list[Job]:
         """Return the runs of this suite, each once, in the order of the rows. Reports all bad settings together."""
-        known: dict[tuple[str, tuple[str, ...]], tuple[RunConfig, str]] = {}
-        jobs: dict[str, tuple[RunConfig, str, tuple[str, ...], list[CellEntry]]] = {}
-        problems: dict[str, dict[str, None]] = {}
+        places: dict[tuple[str, tuple[str, ...]], list[tuple[MethodRow, CellEntry]]] = defaultdict(list)
         for row, column, seed in self.cells():
-            place = self.place(row, column, seed)
-            if place not in known:
-                try:
-                    config = self.configured(row, *place)
-                    known[place] = config, config.hash
-                except ConfigError as error:
-                    problems.setdefault(str(error), {})[f"row {row.label!r}, column {column.name!r}"] = None
-                    continue
-            config, name = known[place]
-            jobs.setdefault(name, (config, *place, []))[3].append(
-                CellEntry(row=row.label, column=column.name, seed=seed)
-            )
-        if problems:
-            lines = []
-            for message, places in problems.items():
-                cells = next(iter(places))
-                if len(places) > 1:
-                    cells += f" and {len(places) - 1} more"
-                lines.append(f"{cells}: {message}")
+            cell = CellEntry(row=row.label, column=column.name, seed=seed)
+            places[self.place(row, column, seed)].append((row, cell))
+        jobs: dict[str, Job] = {}
+        problems: dict[str, dict[str, None]] = defaultdict(dict)
+        for place, entries in places.items():
+            cells = tuple([cell for _, cell in entries])
+            try:
+                config = self.configured(entries[0][0], *place)
+                name = config.hash
+                job = jobs.get(name, Job(name, config, *place))
+                jobs[name] = replace(job, cells=(*job.cells, *cells))
+            except ConfigError as error:
+                problems[str(error)] |= {f"row {each.row!r}, column {each.column!r}": None for each in cells}
+        lines = []
+        for message, where in problems.items():
+            first, *others = where
+            if others:
+                first += f" and {len(others)} more"
+            lines.append(f"{first}: {message}")
+        if lines:
             raise ConfigError(f"suite {self.suite.name!r}, scale {self.name!r}:\n" + "\n".join(lines))
-        return [
-            Job(name, config, recipe, overrides, tuple(cells))
-            for name, (config, recipe, overrides, cells) in jobs.items()
-        ]
+        return list(jobs.values())
 
     def manifest(self, jobs: Sequence[Job]) -> Manifest:
         """Return the description of the suite with its jobs."""

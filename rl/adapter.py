@@ -116,7 +116,7 @@ class RLAdapter(Adapter):
         rendered = config.size or find(config.task).default("size")
         if rendered is not None and config.inputs != "state":
             channels = 3 * config.frame_stack
-            seen = augmentation.choose_augmentation(
+            seen = augmentation.choose(
                 config.augmentation, channels, rendered, config.image_size, config.crop_inclusive
             )
             require_size(seen.size, config.layers)

@@ -134,7 +134,7 @@ def one_number(height: int, width: int) -> Size:
     return height if height == width else (height, width)
 
 
-def choose_augmentation(choice: Any, channels: int, rendered: Size, size: int | None, inclusive: bool) -> Augmentation:
+def choose(choice: Any, channels: int, rendered: Size, size: int | None, inclusive: bool) -> Augmentation:
     """Build the augmentation for a name in NAMES, or a function.
 
     The network sees a square of `size`. By default 84 % of the rendered height and width for crops (84 of 100), the

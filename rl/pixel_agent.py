@@ -26,7 +26,7 @@ from dipole.core.utils.transfer import to_device
 from dipole.rl import description
 from dipole.rl import settings as presets
 from dipole.rl.arguments import plain
-from dipole.rl.augmentation import Augmentation, Centre, choose_augmentation, one_number
+from dipole.rl.augmentation import Augmentation, Centre, choose, one_number
 from dipole.rl.contrast import (
     bf16_is_native,
     duplicates,
@@ -132,7 +132,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         self._augment: Augmentation = Centre(1)
         if self.seen.image is not None:
             channels, height, width = self.seen.shape
-            self._augment = choose_augmentation(
+            self._augment = choose(
                 self.augmentation, channels, one_number(height, width), self.image_size, self.crop_inclusive
             )
             require_size(self._augment.size, self.layers)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, MultiStepLR
 
 ViewFeatures = Callable[[int, Sequence[Tensor]], Iterator[Tensor]]
 """(epoch, batches of row numbers) -> features (b, d) of each batch, in order."""
@@ -49,7 +50,12 @@ def descend(rows: ViewFeatures, labels: Tensor, classes: int, width: int, how: D
     optimizer: torch.optim.Optimizer = torch.optim.SGD(layer.parameters(), momentum=0.9, **settings)
     if how.solver == "adam":
         optimizer = torch.optim.Adam(layer.parameters(), betas=(0.5, 0.999), **settings)
-    schedule = _schedule(optimizer, how, how.decay or decay)
+    milestones = how.milestones
+    if milestones is None:
+        milestones = round(0.6 * how.epochs), round(0.8 * how.epochs)
+    schedule: Any = MultiStepLR(optimizer, list(milestones), gamma=how.decay or decay)
+    if how.schedule == "cosine":
+        schedule = CosineAnnealingLR(optimizer, how.epochs)
     for epoch in range(how.epochs):
         batches = torch.randperm(len(labels), generator=generator).split(how.batch_size or batch_size)
         for index, features in zip(batches, rows(epoch, batches), strict=True):
@@ -59,12 +65,3 @@ def descend(rows: ViewFeatures, labels: Tensor, classes: int, width: int, how: D
             optimizer.step()
         schedule.step()
     return layer
-
-
-def _schedule(optimizer: torch.optim.Optimizer, how: Descent, decay: float) -> torch.optim.lr_scheduler.LRScheduler:
-    if how.schedule == "cosine":
-        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, how.epochs)
-    milestones = how.milestones
-    if milestones is None:
-        milestones = round(0.6 * how.epochs), round(0.8 * how.epochs)
-    return torch.optim.lr_scheduler.MultiStepLR(optimizer, list(milestones), gamma=decay)

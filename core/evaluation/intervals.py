@@ -52,7 +52,10 @@ def bootstrap_interval(
     if not callable(statistic) and statistic not in _STATISTICS:
         raise ConfigError(f"no statistic {statistic!r}. Allowed: {', '.join(_STATISTICS)}, or a function.")
     of_rows = statistic if callable(statistic) else _STATISTICS[statistic]
-    samples = as_samples(values if _is_nested(values) else [cast(Any, values)])
+    if len(values) == 0:
+        raise DataError("an average over tasks needs at least one task, got none.")
+    is_nested = np.ndim(cast(Any, values[0])) > 0
+    samples = [as_sample(sample) for sample in (values if is_nested else [values])]
     generator = np.random.default_rng(seed)
     drawn = [x[generator.integers(0, len(x), size=(draws, len(x)))] for x in samples]
     if max(map(len, samples)) == 1:
@@ -80,17 +83,6 @@ def as_sample(values: ArrayLike) -> Array:
     if not np.isfinite(sample).all():
         raise DataError("a sample is a list of finite numbers, got nan or infinite values. Leave failed runs out.")
     return sample
-
-
-def as_samples(samples: Sequence[Any] | Array) -> list[Array]:
-    """Return at least one sample (n_i,). Raises DataError otherwise."""
-    if len(samples) == 0:
-        raise DataError("an average over tasks needs at least one task, got none.")
-    return [as_sample(sample) for sample in samples]
-
-
-def _is_nested(values: Any) -> bool:
-    return len(values) > 0 and np.ndim(values[0]) > 0
 
 
 def _mean(rows: Array) -> Array:

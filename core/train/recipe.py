@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 
@@ -24,6 +24,9 @@ from dipole.core.utils.errors import ConfigError, ReceivedError, nearest
 from dipole.core.utils.files import instead_of_file, is_file
 from dipole.core.utils.received import parse_toml, read_toml
 from dipole.core.utils.text import shortened
+
+if TYPE_CHECKING:
+    from dipole.core.train.adapter import Adapter
 
 
 @dataclass(frozen=True)
@@ -113,21 +116,12 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
     origins = dict.fromkeys(_paths(values), "recipe")
     for text in overrides:
         try:
-            keys, value = parse_override(text)
-            _assign(values, keys, value)
+            _override(values, origins, text)
         except ConfigError as error:
             problems.append(str(error))
-        else:
-            origins = {
-                path: source for path, source in origins.items() if not f"{path}.".startswith(".".join(keys) + ".")
-            }
-            if value is not UNSET:
-                origins.update(dict.fromkeys(_paths(value, keys), "--set"))
     if "train.schedule" in origins and isinstance(values["train"]["schedule"], dict):
         origins[f"train.schedule.{RATE}"] = origins.pop("train.schedule")
-    model: type[RunConfig] = RunConfig
-    domain = values.get("domain")
-    adapter = None
+    domain, model, adapter = values.get("domain"), RunConfig, None
     if isinstance(domain, str):
         try:
             adapter = adapter_class(domain)
@@ -147,22 +141,7 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
         skip = domain if adapter is None else None
         problems.extend(describe(error, model, skip=skip))
     if config is not None and adapter is not None:
-        problems.extend(_without_effect(config.train, domain, adapter.train_fields))
-        if adapter.precisions is not None and config.train.precision not in adapter.precisions:
-            problems.append(
-                f"train.precision: {config.train.precision!r} is not possible in the domain {domain!r}. "
-                f"Allowed: {', '.join(adapter.precisions)}."
-            )
-        if config.train.evaluate_on == "validation" and not adapter.validates:
-            problems.append(f"train.evaluate_on: the domain {domain!r} has no validation part. Allowed: test.")
-        chosen_by = config.train.best_by
-        if chosen_by is not None and adapter.validates and config.train.part == "test" and "/dev" not in chosen_by:
-            problems.append(
-                f"train.best_by: {chosen_by!r} would be chosen on the test part. Leave curves_on to 'validation', or "
-                "choose by a result of a development part (.../dev...)."
-            )
-        if config.objective == "none" and not adapter.objective_optional:
-            problems.append(f"objective: 'none' is not possible in the domain {domain!r}.")
+        problems += _domain_problems(config, adapter)
     if problems or config is None:
         title = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
         shown = "\n".join(f"  - {shortened(each, LONGEST_PROBLEM)}" for each in problems)
@@ -174,18 +153,48 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
     return Resolved(config=config, origins=origins)
 
 
-def _without_effect(train: TrainConfig, domain: Any, fields: frozenset[str] | None) -> list[str]:
-    """Return the changed settings that a domain with its own loop ignores."""
-    if fields is None:
-        return []
-    plain = TrainConfig.model_validate({train.unit: 1})
-    changed = {key for key in TrainConfig.model_fields.keys() - fields if getattr(train, key) != getattr(plain, key)}
-    if train.rate_schedule == plain.rate_schedule:
-        changed.discard("schedule")  # every domain schedules weights and options of terms
-    return [
-        f"train.{key}: has no effect in the domain {domain!r}, which uses only {', '.join(sorted(fields))}."
-        for key in sorted(changed)
-    ]
+def _override(values: dict[str, Any], origins: dict[str, str], text: str) -> None:
+    """Set a value of `--set` among those of a recipe, and its origin."""
+    keys, value = parse_override(text)
+    _assign(values, keys, value)
+    path = ".".join(keys)
+    for known in list(origins):
+        if f"{known}.".startswith(f"{path}."):
+            del origins[known]
+    if value is not UNSET:
+        origins |= dict.fromkeys(_paths(value, keys), "--set")
+
+
+def _domain_problems(config: RunConfig, adapter: type[Adapter]) -> list[str]:
+    """Return the settings that the domain of a configuration does not have, one line each."""
+    train, domain, fields = config.train, config.domain, adapter.train_fields
+    problems = []
+    if fields is not None:  # the domain has a training loop of its own
+        plain = TrainConfig.model_validate({train.unit: 1})
+        unused = TrainConfig.model_fields.keys() - fields
+        changed = {key for key in unused if getattr(train, key) != getattr(plain, key)}
+        if train.rate_schedule == plain.rate_schedule:
+            changed.discard("schedule")  # every domain schedules weights and options of terms
+        used = ", ".join(sorted(fields))
+        problems += [
+            f"train.{key}: has no effect in the domain {domain!r}, which uses only {used}." for key in sorted(changed)
+        ]
+    if adapter.precisions is not None and train.precision not in adapter.precisions:
+        problems.append(
+            f"train.precision: {train.precision!r} is not possible in the domain {domain!r}. "
+            f"Allowed: {', '.join(adapter.precisions)}."
+        )
+    if train.evaluate_on == "validation" and not adapter.validates:
+        problems.append(f"train.evaluate_on: the domain {domain!r} has no validation part. Allowed: test.")
+    chosen_by = train.best_by
+    if chosen_by is not None and adapter.validates and train.part == "test" and "/dev" not in chosen_by:
+        problems.append(
+            f"train.best_by: {chosen_by!r} would be chosen on the test part. Leave curves_on to 'validation', or "
+            "choose by a result of a development part (.../dev...)."
+        )
+    if config.objective == "none" and not adapter.objective_optional:
+        problems.append(f"objective: 'none' is not possible in the domain {domain!r}.")
+    return problems
 
 
 def load_recipe(recipe: str | Path, overrides: Iterable[str] = ()) -> Resolved:

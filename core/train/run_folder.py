@@ -125,11 +125,6 @@ class RunFolder:
                 ) from error
             raise RecordError(f"{error}\nTo train this run again: `dipole train` with --overwrite.") from error
 
-    def finished(self) -> bool:
-        """Return whether the run is finished."""
-        record = self.read_record()
-        return record is not None and record.status == "done"
-
     def read_config(self, overrides: Iterable[str] = ()) -> RunConfig:
         """Return the configuration of config.toml with overrides.
 

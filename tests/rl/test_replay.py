@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.rl import frames, replay
-from dipole.rl.augmentation import Centre, Crop, Custom, Shift, choose_augmentation, shift
+from dipole.rl.augmentation import Centre, Crop, Custom, Shift, choose, shift
 from dipole.rl.replay import FrameReplayBuffer
 from tests.runs import refused
 
@@ -122,17 +122,16 @@ def test_crops_are_windows_of_the_stored_stack(storage, inclusive):
 
 def test_augmentations_by_name_and_shift_repeats_the_border():
     for name, size, crop, expected in (("crop", 100, Crop, 84), ("shift", 84, Shift, 84)):
-        found = choose_augmentation(name, 9, size, None, True)
+        found = choose(name, 9, size, None, True)
         assert isinstance(found, crop)
         assert found.size == expected
-    assert isinstance(choose_augmentation("none", 9, 100, 84, True), Centre)
-    custom = choose_augmentation(lambda images: images[..., 2:10, 2:10], 9, SIZE, None, True)
+    assert isinstance(choose("none", 9, 100, 84, True), Centre)
+    custom = choose(lambda images: images[..., 2:10, 2:10], 9, SIZE, None, True)
     assert isinstance(custom, Custom)
     assert custom.size == 8
-    refused(ConfigError, "Did you mean 'crop'", choose_augmentation, "crops", 9, 100, None, True)
-    refused(ConfigError, "must return a tensor", choose_augmentation, lambda images: images[0], 9, 100, None, True)
-    said = "image_size must be between 1 and the rendered size 84"
-    refused(ConfigError, said, choose_augmentation, "crop", 9, 84, 100, True)
+    refused(ConfigError, "Did you mean 'crop'", choose, "crops", 9, 100, None, True)
+    refused(ConfigError, "must return a tensor", choose, lambda images: images[0], 9, 100, None, True)
+    refused(ConfigError, "image_size must be between 1 and the rendered size 84", choose, "crop", 9, 84, 100, True)
     images = torch.arange(2 * 3 * 5 * 5).reshape(2, 3, 5, 5).to(torch.uint8)
     moved = shift(images, np.array([0, 4]), np.array([2, 3]), pad=2)
     for index, (top, left) in enumerate([(0, 2), (4, 3)]):
@@ -299,7 +298,7 @@ def test_windows_of_images_that_are_not_square():
     buffer = FrameReplayBuffer(10, wide, ACTION, "cpu", seed=0)
     images = np.random.default_rng(0).integers(0, 256, (1, 3, SIZE, 2 * SIZE), dtype=np.uint8)
     buffer.add(images, images, np.zeros((1, 2)), np.zeros(1), np.zeros(1), [{}])
-    batch = buffer.sample_views(50, choose_augmentation("crop", 3, (SIZE, 2 * SIZE), None, True), 1)
+    batch = buffer.sample_views(50, choose("crop", 3, (SIZE, 2 * SIZE), None, True), 1)
     assert batch.observations.shape == (50, 3, 10, 20)
     windows = [images[0, :, top : top + 10, left : left + 20] for top in range(3) for left in range(5)]
     for view in batch.observations.numpy():

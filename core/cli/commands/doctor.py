@@ -73,7 +73,9 @@ def examine(runs: Path) -> Iterator[Finding]:
     yield from _torch()
     yield from _packages()
     yield from _plugins()
-    yield from _domains()
+    for domain in domains().values():
+        for title, target in domain.probes.items():
+            yield _probe(domain, f"{domain.name}: {title}", target)
     yield _data_folder()
     yield _hub_cache()
     yield from _runs_folder(runs)
@@ -222,12 +224,6 @@ def _plugins() -> Iterator[Finding]:
             name = f"plug-in {distribution(each.point)}: {kind} {each.point.name}"
             fix = f"Repair it, or remove it with: pip uninstall {each.package}"
             yield Finding(name, "missing", each.reason, fix)
-
-
-def _domains() -> Iterator[Finding]:
-    for domain in domains().values():
-        for title, target in domain.probes.items():
-            yield _probe(domain, f"{domain.name}: {title}", target)
 
 
 def _probe(domain: Domain, name: str, target: str) -> Finding:

@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     from dipole.core.utils.text import results_table
 
     folder = RunFolder(arguments.runs / config.hash)
-    already = not arguments.overwrite and folder.finished()
+    already = not arguments.overwrite and getattr(folder.read_record(), "status", "") == "done"
     with stdout_to_stderr(arguments.json):
         record = train(
             config,
