@@ -52,9 +52,7 @@ def bootstrap_interval(
     if not callable(statistic) and statistic not in _STATISTICS:
         raise ConfigError(f"no statistic {statistic!r}. Allowed: {', '.join(_STATISTICS)}, or a function.")
     of_rows = statistic if callable(statistic) else _STATISTICS[statistic]
-    if len(values) == 0:
-        raise DataError("an average over tasks needs at least one task, got none.")
-    is_nested = np.ndim(cast(Any, values[0])) > 0
+    is_nested = len(values) > 0 and np.ndim(cast(Any, values[0])) > 0
     samples = [as_sample(sample) for sample in (values if is_nested else [values])]
     generator = np.random.default_rng(seed)
     drawn = [x[generator.integers(0, len(x), size=(draws, len(x)))] for x in samples]
