@@ -132,14 +132,15 @@ def gradient_is_derivative(subject: Subject) -> str:
     gradients = torch.autograd.grad(function(*inputs).sum(), inputs, allow_unused=True)
     claimed = sum(float((g * d).sum()) for g, d in zip(gradients, direction, strict=True) if g is not None)
     slope = slope_along(function, inputs, direction, 1e-6)
+    hint = "a detached factor does this, or a state that changes with each call"
+    if stops:
+        hint = "it is with what is detached held still: if that is intended, declare it: detached"
+    elif result.value.float() == result.value:
+        hint = "it is a float32 of float64 inputs: replace x.float() by dipole.full_precision(x)"
+        explains += ["permutation", "reference"]
     raise Failed(
         f"not the derivative of the value, which changes by {slope:.4g} along a random direction where the "
-        f"gradient says {claimed:.4g}; "
-        + (
-            "it is with what is detached held still: if that is intended, declare it: detached"
-            if stops
-            else "a detached factor does this, or a state that changes with each call"
-        ),
+        f"gradient says {claimed:.4g}; {hint}",
         tuple(explains),
     ) from error
 
@@ -179,6 +180,9 @@ def _against_truth(
     true = truth_of(subject, layout, leaves, temperature)
     if not true.finite:
         raise Skipped("the float64 truth itself is not finite. Name a reference")
+    dtype = leaves["a"].dtype
+    if any(g is not None and not g.to(dtype).isfinite().all() for g in map(true.gradients.get, leaves)):
+        return f"has a gradient too large for {str(dtype).removeprefix('torch.')}"
     found = subject.result(subject.make(layout, torch.float32, temperature=temperature), layout, leaves)
     demand_finite(found, where)
     off = relative(found.value, true.value, 1e-3), gradient_error(found, true, 1e-3)

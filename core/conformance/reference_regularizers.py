@@ -53,15 +53,13 @@ def low_dimensional_reconstruction(
     rows = case.parameters["L"]
     if variant == "released":
         views: dict[int, list[Vector]] = {}
-        sides = [(case.anchors, case.anchor_views), (case.candidates, case.candidate_views)]
-        for embeddings, numbers in sides:
-            fresh = set(numbers) - set(views) - {-1}
-            seen: set[tuple[int, tuple[float, ...]]] = set()
-            for x, view in zip(embeddings, numbers, strict=True):
-                key = view, tuple(x.tolist())
-                if view in fresh and key not in seen:  # a view may be an anchor of several other views
-                    views.setdefault(view, []).append(unit(x))
-                seen.add(key)
+        for embeddings, numbers, runs in (
+            (case.anchors, case.anchor_views, case.anchor_runs),
+            (case.candidates, case.candidate_views, case.candidate_views),
+        ):
+            for view in set(numbers) - set(views) - {-1}:
+                first = runs[numbers.index(view)]  # a view may be the anchors of several other views
+                views[view] = [unit(x) for x, run in zip(embeddings, runs, strict=True) if run == first]
         lengths = []
         for points in views.values():
             lost = [x - unit(torch.stack([row * dot(row, x) for row in rows]).sum(0)) for x in points]

@@ -380,7 +380,9 @@ def _values_on(terms: Mapping[str, tuple[float, Objective]], pairs: Pairs, batch
         features = _features(pairs, batch) if term.on_features else ()
         prepared = _prepared(term, pairs)
         term.build_for(features[0] if features else pairs.anchors)
-        note, asked = _reason_for_zero(term, prepared[0]), {}
+        note, asked = term.idle(prepared[0]), {}  # all ranks must agree on it
+        if not note and prepared[0].has_positives is False and term.is_base():
+            note = "0: no anchor has a positive"
         if note:
             prepared = prepared[:1]
         else:
@@ -428,14 +430,6 @@ def _matrix_of(term: Objective, pairs: Pairs) -> _Matrix:
     x, y, bound = term.project(pairs)
     embeddings = (pairs.anchors, pairs.candidates) if term.keeps_directions else None
     return _Matrix(pairs, x, y, bound, embeddings)
-
-
-def _reason_for_zero(term: Objective, prepared: Pairs) -> str:
-    """Return why a term is 0 on the pairs of all ranks, or an empty string. All ranks must agree on it."""
-    idle: str = term.idle(prepared)
-    if idle == "" and prepared.has_positives is False and term.is_base():
-        return "0: no anchor has a positive"
-    return idle
 
 
 def _value(use: _Use) -> TermValue:

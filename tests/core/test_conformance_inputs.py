@@ -277,6 +277,7 @@ LARGE = {
     "accumulator of float16": {"total": lambda e: e.sum(1, dtype=torch.float16 if len(e) > 400 else None).to(e.dtype)},
     "float16 of float32 alone": {"total": summed}, "indices of 16 bits": {"take": flat_of_one_encoder},
     "places in bfloat16": {"forward": rounded_places},
+    "groups of four": {"forward": lambda a, b: NTXent()(a[: max(9, len(a) // 4 * 4)], b[: max(9, len(b) // 4 * 4)])},
 }  # fmt: skip
 
 
@@ -284,7 +285,8 @@ LARGE = {
     *((each, "close pairs", [None, "infonce"]) for each in CLOSE.values()),
     *((each, "size", [None, "infonce"]) for each in LARGE.values()),
     ({"negative": lambda s: s * (1.01 if len(s) > 512 else 1)}, "size", ["infonce"]),  # a smooth one
-], ids=[*CLOSE, *LARGE, "colder above 256 rows"])  # fmt: skip
+    ({"negative": lambda s: s.where(s < 1 - 1e-9, -torch.inf)}, "close pairs", ["infonce"]),  # its own row by value
+], ids=[*CLOSE, *LARGE, "colder above 256 rows", "copies ignored"])  # fmt: skip
 def test_faults_are_found(fault, check, references):
     for reference in references:
         assert failures(NTXent(**fault), only=[check], reference=reference) == {check}

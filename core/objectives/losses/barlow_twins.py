@@ -20,13 +20,6 @@ def standardized(z: Tensor, weight: Tensor, count: Tensor) -> Tensor:
     return centred / (all_sum(centred.square().sum(0)) / count + EPSILON).sqrt()
 
 
-def off_identity(correlation: Tensor, redundancy: float) -> Tensor:
-    """Return sum_i (1 - C_ii)^2 + redundancy sum_{i != j} C_ij^2 of a cross-correlation (d, d)."""
-    diagonal = correlation.diagonal()
-    others = correlation.square().sum() - diagonal.square().sum()
-    return (1 - diagonal).square().sum() + redundancy * others
-
-
 @register(
     "barlow_twins",
     aliases=("barlow",),
@@ -78,7 +71,9 @@ class BarlowTwins(Objective):
                 first = standardized(a, weight, some)
                 second = standardized(candidates[partner.clamp_min(0)], weight, some)
                 correlation = all_sum(first.T @ second) / some
-                values.append(off_identity(correlation, self.redundancy))
+                diagonal = correlation.diagonal()
+                others = correlation.square().sum() - diagonal.square().sum()
+                values.append((1 - diagonal).square().sum() + self.redundancy * others)
                 counts.append(count)
         weights = torch.stack(counts)
         return (torch.stack(values) * weights).sum() / weights.sum().clamp_min(1)

@@ -13,13 +13,6 @@ from dipole.core.objectives.spec import Range
 from dipole.core.objectives.statistics import AnyStatistic, softplus_sum
 
 
-def pair_losses(positive: Tensor, negatives: Tensor, rows: Rows) -> Tensor:
-    """Add log(1 + e^{-z}) of the positives' logits z (A, K) to the sum of the negatives, (A,)."""
-    # softplus turns linear above its threshold; at 50 the difference is below the resolution of float64.
-    pulls = softplus(rows.only_positives(-positive, -math.inf), threshold=50)
-    return pulls.sum(1) + negatives
-
-
 @register(
     "siglip",
     aliases=("sigmoid",),
@@ -74,7 +67,10 @@ class SigLIP(Tempered):
         return {"pushes": softplus_sum(1 / self.temperature, self.bias)}
 
     def loss(self, positive: Tensor, rows: Rows) -> Tensor:
-        return pair_losses(positive / self.temperature + self.bias, rows.pushes, rows)
+        logits = positive / self.temperature + self.bias  # (A, K)
+        # softplus turns linear above its threshold; at 50 the difference is below the resolution of float64.
+        pulls = softplus(rows.only_positives(-logits, -math.inf), threshold=50)
+        return pulls.sum(1) + rows.pushes
 
     def summary(self) -> dict[str, float]:
         found = super().summary()

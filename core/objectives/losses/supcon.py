@@ -23,12 +23,6 @@ from dipole.core.objectives.statistics import AnyStatistic, log_sum_exp
 from dipole.core.objectives.term_values import NO_NEGATIVES
 
 
-def softmax_of_mean(positive: Tensor, log_negatives: Tensor, rows: Rows) -> Tensor:
-    """Return -log of the positives' mean share (A,) of one softmax, from logits (A, K) and log G (A,)."""
-    share = one_against_many(log_sum_of_positives(positive, rows), log_negatives)
-    return share + rows.positive_count.clamp_min(1).log()
-
-
 @register(
     "supcon",
     aliases=("sup_con", "supervised_contrast"),
@@ -101,5 +95,8 @@ class SupCon(Tempered):
         return {"negatives": log_sum_exp(1 / self.temperature)}
 
     def loss(self, positive: Tensor, rows: Rows) -> Tensor:
-        found = joint_softmax if self.variant == "out" else softmax_of_mean
-        return found(positive / self.temperature, rows.negatives, rows)
+        logits = positive / self.temperature  # (A, K)
+        if self.variant == "out":
+            return joint_softmax(logits, rows.negatives, rows)
+        share = one_against_many(log_sum_of_positives(logits, rows), rows.negatives)
+        return share + rows.positive_count.clamp_min(1).log()

@@ -15,13 +15,6 @@ from dipole.core.objectives.spec import Former, Range
 Weight = Range(at_least=0)
 
 
-def rows_of_views(pairs: Pairs) -> list[Tensor]:
-    """Return the rows (n, d) of every view among the candidates of all ranks, without the queue."""
-    runs = pairs.known.candidate_views
-    parts = full_precision(pairs.candidates).split([count for _, count in runs])
-    return [rows for (view, _), rows in zip(runs, parts, strict=True) if view != NO_VIEW]
-
-
 def spread(z: Tensor, gamma: float, epsilon: float) -> Tensor:
     """Return v(Z), VICReg Eqs. 1-2: the mean over the columns of z (n, d) of [gamma - sqrt(Var + epsilon)]_+."""
     variance = (z - z.mean(0)).square().sum(0) / max(1, len(z) - 1)
@@ -98,7 +91,9 @@ class VICReg(Objective):
     def loss(self, positive: Tensor, rows: Rows) -> Tensor:
         candidates, index = full_precision(rows.pairs.candidates), rows.pairs.positives
         near = [(rows.x - candidates[index[:, n].clamp_min(0)]).square().mean(1) for n in range(index.shape[1])]
-        views = rows_of_views(rows.pairs)
+        runs = rows.pairs.known.candidate_views
+        parts = candidates.split([count for _, count in runs])
+        views = [part for (view, _), part in zip(runs, parts, strict=True) if view != NO_VIEW]
         spreads = torch.stack([spread(z, self.gamma, self.epsilon) for z in views])
         redundancies = torch.stack([redundancy(z) for z in views])
         return (
