@@ -3,6 +3,7 @@
 import json
 import pathlib
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -147,9 +148,12 @@ class SavedAgent(OffPolicyAlgorithm):
             chosen, stored = presets.from_preset(saved["preset"], {**saved, **rest}, other), presets.attributes(kind)
             changed = {stored[name]: getattr(chosen, name) for name in rest}
             agent = super().load(path, env, device, custom_objects, print_system_info, force_reset, **changed, **passed)
-            if env is None:
-                agent._vec_normalize_env = description.normalizer(told)
-            return agent
+        if env is None:
+            agent._vec_normalize_env = description.normalizer(told)
+        elif told.get("normalizer") and agent.get_vec_normalize_env() is None:
+            said = f"{path} has learned from normalised observations: put env into VecNormalize.load(...) as well."
+            warnings.warn(said, RuntimeWarning, stacklevel=2)
+        return agent
 
     def save(self, path: Any, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
         # Replay and random generators are not in the file: `snapshots.save` writes them as well.

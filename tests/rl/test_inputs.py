@@ -174,6 +174,8 @@ def test_normalised_vectors_are_learned_from_as_they_are_acted_on(tmp_path):
     ContrastiveSAC.load(tmp_path / "agent.zip", device="cpu").save(tmp_path / "again")
     loaded = ContrastiveSAC.load(tmp_path / "again", device="cpu")
     assert played == evaluate(loaded, one(), 2, seed=3)
+    with pytest.warns(RuntimeWarning, match="has learned from normalised observations"):
+        ContrastiveSAC.load(tmp_path / "again", env=one(), device="cpu")
     agent.policy.save(tmp_path / "policy")
     shown = stack([agent.observation_space.sample()])
     acted = [each.predict(shown, deterministic=True)[0] for each in (agent, PixelPolicy.load(tmp_path / "policy"))]
