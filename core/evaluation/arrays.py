@@ -74,14 +74,14 @@ def as_matrix(name: str, x: Any, rows: int = 1, error: type[DipoleError] = Pairs
     return found.double()
 
 
-def as_classes(name: str, labels: Any, rows: int) -> Tensor:
-    """Return the class of each row, integers (rows,)."""
-    found = whole(as_tensor(name, labels, f"({rows},)"))
-    if found.shape != (rows,) or found.is_floating_point() or found.is_complex():
-        raise PairsError(
-            f"{name} must be integers of shape ({rows},), the class of each row, "
-            f"got {found.dtype} of shape {shape_of(found)}."
-        )
+def as_classes(name: str, labels: Any, rows: int | None, error: type[DipoleError] = PairsError) -> Tensor:
+    """Return the class of each row, integers (n,). `rows` None allows any number."""
+    found = whole(as_tensor(name, labels, "(n,)", error))
+    if found.is_floating_point() or found.is_complex() or found.ndim != 1 or rows not in (None, len(found)):
+        count = f"{rows} integers"
+        if rows is None:
+            count = "integers"
+        raise error(f"{name} must be {count}, one per row, got {found.dtype} of shape {shape_of(found)}.")
     return found.long()
 
 

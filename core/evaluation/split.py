@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dipole.core.evaluation.arrays import as_matrix, as_tensor, moderate, size, whole
+from dipole.core.evaluation.arrays import as_classes, as_matrix, as_tensor, moderate, size
 from dipole.core.objectives.similarity import full_precision
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.finite import finite_rows
@@ -43,14 +43,7 @@ def check_labels(y: Any, rows: int | None, device: torch.device, name: str) -> T
     """Return integer labels, one per row. `rows` None allows any number."""
     if y is None:
         raise DataError(f"{name} is missing: this probe needs labels. Use a labelled split or switch the probe off")
-    tensor = whole(as_tensor(name, y, "(n,)", DataError))
-    real = not (tensor.is_floating_point() or tensor.is_complex())
-    if not real or tensor.ndim != 1 or rows not in (None, len(tensor)):
-        count = "" if rows is None else f"{rows} "
-        raise DataError(
-            f"{name} must be {count}integers, one per row, got {tensor.dtype} of shape {tuple(tensor.shape)}"
-        )
-    return tensor.long().to(device)
+    return as_classes(name, y, rows, DataError).to(device)
 
 
 def split(train_x: Any, train_y: Any, test_x: Any, test_y: Any) -> ProbeData:

@@ -140,7 +140,6 @@ def on_views(x, y, labels):
     (lambda x, y: on_views(x, y, None), "train_y is missing"),
     (lambda x, y: on_views(x * torch.nan, y, y), "NaN"),
     (lambda x, y: probes.linear_probe(x, y, x, y, solver="convx"), "Did you mean 'convex'"),
-    (lambda x, y: probes.knn_probe(x, y, x, y, k=0), "k must be an integer >= 1, got 0"),
     (lambda x, y: probes.linear_probe(x, y, x, y, solver="sgd", schedule="linear"), "one of step, cosine"),
     (lambda x, y: probes.linear_probe(x, y, x, y, learning_rate=0.1), "learning_rate has no effect with .*convex"),
     (lambda x, y: probes.linear_probe(x, np.ma.masked_equal(y.numpy(), 2), x, y), "train_y .* masked values"),
