@@ -13,7 +13,6 @@ import regex
 import torch
 from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
 
-from dipole.core.utils import progress
 from dipole.core.utils.errors import DataError
 from dipole.text import corpus as reading
 from dipole.text import splitting
@@ -230,15 +229,6 @@ def test_recognises_wide_encodings_by_their_mark(tmp_path, codec, name, start):
     refused(DataError, f"Set text.encoding = '{codec}'", documents, path)
     (document,) = documents_of(read_pieces(str(path), encoding=codec))
     assert document.sentences == ["One here.", "Two there.", "Three caf\u00e9 now."]
-
-
-def test_quietly_mutes_all_progress(capsys):
-    with progress.quietly():
-        inner = progress.Progress()
-        inner.note("a note")
-        inner.warn("a warning")
-    progress.Progress().note("another")
-    assert capsys.readouterr().err == "a warning\nanother\n"
 
 
 SENTENCES = {

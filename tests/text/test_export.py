@@ -213,6 +213,8 @@ def test_what_cannot_be_read_is_one_message(tmp_path):
     before = listed.read_text()
     listed.write_text(before.replace("pooling.Pooling", "x.WeightedLayerPooling"))
     refused(ConfigError, "is a SentenceTransformer of Transformer, WeightedLayerPooling", adapter_of, tmp_path)
+    listed.write_text(before.replace('"path": ""', '"path": "0_Transformer"'))
+    refused(ConfigError, "has its transformer in 0_Transformer, .* save it again", adapter_of, tmp_path)
     listed.write_text(before)
     assert ours(tmp_path)[0].f.pooling == ("cls",)
     told = tmp_path / "model" / "config_sentence_transformers.json"

@@ -8,6 +8,7 @@ import pytest
 import torch
 from datasets import Dataset, DatasetDict
 from torch.nn.functional import normalize
+from transformers import MambaConfig
 
 import dipole
 from dipole.core.cli import main
@@ -88,6 +89,9 @@ def test_views_without_dropout_are_refused(tmp_path):
     none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     own = {"encoder": "transformer", "transformer": str(write_bert(tmp_path / "none", 2000, **none) / "config.json")}
     refused(ConfigError, r"has no dropout.*Set text\.dropout", make, tmp_path, pairs="views", **own)
+    MambaConfig(vocab_size=2000, hidden_size=8, num_hidden_layers=1, state_size=4).save_pretrained(tmp_path)
+    mamba = own | {"transformer": str(tmp_path / "config.json")}
+    refused(ConfigError, r"no layer for text\.dropout either", make, tmp_path, **VIEWS, **mamba)
     dropped = make(tmp_path, **VIEWS, **own)
     assert {m.p for m in dropped.module.modules() if isinstance(m, torch.nn.Dropout)} == {0.2}
     usual = str(write_bert(tmp_path / "own", 2000) / "config.json")

@@ -10,8 +10,6 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.trainers import WordLevelTrainer
 
 from dipole.core.utils import cache as core_cache
 from dipole.core.utils.errors import ConfigError, DataError
@@ -19,7 +17,7 @@ from dipole.text import sentences as encoding
 from dipole.text import splitting
 from dipole.text.cache import corpus_folder, load_or_build
 from dipole.text.config import TextSettings
-from dipole.text.corpus import Piece, documents_of, read_pieces
+from dipole.text.corpus import Piece, read_pieces
 from dipole.text.sentences import Cut, encode_pieces
 from dipole.text.vocabulary import word_cutter, words_vocabulary
 from tests.ranks import run_python, start_method
@@ -85,17 +83,6 @@ def test_equals_a_plain_loop(books, tmp_path, processes, limit, lower):
     shutil.rmtree(books)
     shutil.rmtree(folder)  # both can be removed while they are used
     assert ids_of(mapped) == ids
-
-
-def test_vocabulary_is_that_of_the_tokenizers_library(books):
-    for book in books.glob("*.txt"):
-        book.write_text(book.read_text("utf-8").replace("<unk>", "word"), encoding="utf-8")
-    (books / "7.txt.gz").unlink()
-    texts = (sentence for document in documents_of(read_pieces(str(books))) for sentence in document.sentences)
-    tokens, _ = encoded(books)
-    library = Tokenizer.from_str(tokens.tokenizer.to_str())
-    library.train_from_iterator(texts, WordLevelTrainer(vocab_size=21, special_tokens=["<unk>"], show_progress=False))
-    assert tokens.tokenizer.to_str() == library.to_str()
 
 
 def test_documents_are_encoded_once_by_a_given_tokenizer(tmp_path):

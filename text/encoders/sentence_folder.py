@@ -92,11 +92,16 @@ def _modules(source: str) -> list[tuple[str, str]]:
     told: Any = _json(source, "modules.json")
     modules = [(each["type"].rpartition(".")[2], each["path"]) for each in told]
     kinds = [kind for kind, _ in modules]
-    if modules and (kinds[:2] != ["Transformer", "Pooling"] or not set(kinds[2:]) <= set(_READ) or modules[0][1]):
+    if modules and (kinds[:2] != ["Transformer", "Pooling"] or not set(kinds[2:]) <= set(_READ)):
         raise ConfigError(
             f"text.transformer = {source!r} is a SentenceTransformer of {', '.join(kinds)}. dipole reads a "
             f"Transformer, its Pooling and then {', '.join(_READ)}. Load it with sentence-transformers and take "
             "dipole.text.ContrastiveLoss to train it."
+        )
+    if modules and modules[0][1]:
+        raise ConfigError(
+            f"text.transformer = {source!r} has its transformer in {modules[0][1]}, as old versions of "
+            "sentence-transformers write it. Load it with SentenceTransformer and save it again."
         )
     return modules
 

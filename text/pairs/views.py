@@ -45,9 +45,12 @@ class ViewPairs(PairKind):
         if config.transformer is None:
             return  # the settings say how it drops
         if never_differs(model, make_batch(self.ids(self.setting.train_rows[:8]), 1)):
+            fix = "Set text.dropout, for example 0.1."
+            if config.dropout:
+                fix = "It has no layer for text.dropout either: take other text.pairs, or another transformer."
             raise ConfigError(
                 f"text.transformer = {config.transformer!r} has no dropout, and views differ by their dropout masks "
-                f"alone: both would be the same. Set text.dropout, for example 0.1."
+                f"alone: both would be the same. {fix}"
             )
 
     @staticmethod
