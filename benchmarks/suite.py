@@ -6,8 +6,8 @@ recipe and the seeds. Rows and columns can be written as grids (`grid.py`). Cell
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
@@ -210,6 +210,9 @@ class Sized:
     name: ScaleName
     overrides: tuple[str, ...]
     seeds: tuple[int, ...]
+    # Recipes, and configurations of places without their seeds, that were read before.
+    _recipes: dict[str, dict[str, Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _configs: dict[Any, RunConfig] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def scale(self) -> Scale:
@@ -279,19 +282,13 @@ class Sized:
     def configured(self, row: MethodRow, recipe: str, overrides: tuple[str, ...]) -> RunConfig:
         """Return the configuration of a place. Places that differ only in the seed are read once."""
         rest = tuple(text for text in overrides if _key(text) != "seed")
-        if (recipe, rest) not in self._configured:
-            self._configured[recipe, rest] = resolve(self._read(recipe), overrides).config
+        if recipe not in self._recipes:
+            self._recipes[recipe] = read_recipe(recipe)
+        if (recipe, rest) not in self._configs:
+            self._configs[recipe, rest] = resolve(self._recipes[recipe], overrides).config
         seed = next(int(text.partition("=")[2]) for text in overrides if _key(text) == "seed")  # `place` gives one
         update = {"name": f"{self.suite.name}/{row.label}", "seed": seed}
-        return self._configured[recipe, rest].model_copy(update=update)
-
-    @cached_property
-    def _read(self) -> Callable[[str], dict[str, Any]]:
-        return cache(read_recipe)
-
-    @cached_property
-    def _configured(self) -> dict[tuple[str, tuple[str, ...]], RunConfig]:
-        return {}
+        return self._configs[recipe, rest].model_copy(update=update)
 
     def place(self, row: MethodRow, column: Column, seed: int) -> tuple[str, tuple[str, ...]]:
         """Return recipe and overrides of a cell. Later settings win: scale, column, row, --set, objective, seed."""

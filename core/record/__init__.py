@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -170,8 +171,11 @@ def read_record(path: Path) -> RunRecord:
         record = read_part(path, RunRecord)
     except RecordError as error:
         raise RecordError(f"the record {error}") from error
-    if record.status == "running" and _is_abandoned(path.with_name(OWNER)):
-        return record.model_copy(update={"status": "interrupted", "error": ABANDONED})
+    if record.status == "running":
+        with suppress(ReceivedError):
+            owner = read_bytes(path.with_name(OWNER), LONGEST_OWNER)
+            if is_gone(owner.decode(errors="replace")):  # kill -9, a crash, a power cut
+                return record.model_copy(update={"status": "interrupted", "error": ABANDONED})
     return record
 
 
@@ -189,14 +193,6 @@ def read_part(path: Path, model: type[Model]) -> Model:
     except ValueError as error:
         raise RecordError(f"{str(path)[:300]} is damaged: {error}") from error
     return found
-
-
-def _is_abandoned(owner: Path) -> bool:
-    """Return whether the process that wrote "running" is certainly gone (kill -9, a crash, a power cut)."""
-    try:
-        return is_gone(read_bytes(owner, LONGEST_OWNER).decode(errors="replace"))
-    except ReceivedError:
-        return False
 
 
 def schema_problem(error: ValidationError, version: int) -> str:

@@ -66,11 +66,6 @@ def fetched() -> dict[str, DataSet]:
     return {name: each for name, each in data_sets().items() if isinstance(each, DataSet)}
 
 
-def built() -> dict[str, Built]:
-    """Return the data sets that are commands."""
-    return {name: each for name, each in data_sets().items() if isinstance(each, Built)}
-
-
 def find(name: str) -> DataSet:
     """Return the data set of a name. Raise ConfigError if it cannot be fetched."""
     known = fetched()

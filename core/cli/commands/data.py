@@ -14,7 +14,7 @@ from shlex import join
 from dipole.core.cli import Runner
 from dipole.core.cli.output import confirm, json_answer, stdout_to_stderr, write
 from dipole.core.cli.parser import Parser, described, resumable, to_path
-from dipole.core.train.data_sets import Built, DataSet, built, data_sets, fetched_folder, find, get, is_prepared
+from dipole.core.train.data_sets import Built, DataSet, data_sets, fetched_folder, find, get, is_prepared
 from dipole.core.utils.download import BASE, Progress, RemoteFile, address, free_bytes
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.files import file_hash
@@ -45,9 +45,10 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     fetched.add_argument("--json", action="store_true", help="print one JSON object (messages go to stderr)")
     if isinstance(parser, Parser):
         parser.meant = {name: f" Did you mean `dipole data get {name}`?" for name in data_sets()}
-    for name, each in built().items():
-        inner = actions.add_parser(name, help=each.summary, **described(f"data {name}", each.summary))
-        runners[name] = resolve_name(each.configure)(inner)
+    for name, each in data_sets().items():
+        if isinstance(each, Built):
+            inner = actions.add_parser(name, help=each.summary, **described(f"data {name}", each.summary))
+            runners[name] = resolve_name(each.configure)(inner)
     return lambda arguments: runners[arguments.action](arguments)
 
 

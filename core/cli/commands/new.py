@@ -89,25 +89,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 def package_of(name: str) -> str:
     """Return the import name of a distribution. Raise ConfigError if it is no possible name, or is taken."""
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9]*([-_][A-Za-z0-9]+)*", name, re.ASCII) or len(name) > 60:
-        raise ConfigError(
-            f"{name!r} names no package: letters, digits and single '-' or '_' between them, a letter first, at most "
-            "60, such as my-objectives."
-        )
     package = name.lower().replace("-", "_")
-    if package in DEVICES:
-        raise ConfigError(
-            f"{name!r} is a device on Windows and cannot be a folder. Choose another, such as my-objectives."
-        )
-    if iskeyword(package) or package in {each.lower() for each in sys.stdlib_module_names} | {"dipole", "tests"}:
-        raise ConfigError(
-            f"{name!r} would be imported as {package!r}, which is taken. Choose another, such as my-objectives."
-        )
-    for imported, distribution in _others():
-        if package == imported.lower() or canonicalize_name(name) == canonicalize_name(distribution):
-            raise ConfigError(
-                f"{name!r} would take the place of {distribution}. Choose another, such as my-objectives."
-            )
+    taken = {each.lower() for each in sys.stdlib_module_names} | {"dipole", "tests"}
+    problem = ""
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9]*([-_][A-Za-z0-9]+)*", name, re.ASCII) or len(name) > 60:
+        problem = "names no package: letters, digits and single '-' or '_' between them, a letter first, at most 60"
+    elif package in DEVICES:
+        problem = "is a device on Windows and cannot be a folder"
+    elif iskeyword(package) or package in taken:
+        problem = f"would be imported as {package!r}, which is taken"
+    else:
+        for imported, distribution in _others():
+            if package == imported.lower() or canonicalize_name(name) == canonicalize_name(distribution):
+                problem = f"would take the place of {distribution}"
+    if problem:
+        raise ConfigError(f"{name!r} {problem}. Choose another, such as my-objectives.")
     return package
 
 

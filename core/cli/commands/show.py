@@ -43,60 +43,67 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 def run(arguments: argparse.Namespace) -> int:
     from dipole.core.train.config import RunConfig, TrainConfig
     from dipole.core.train.domains import adapter_class, domain_names
-    from dipole.core.train.shipped import shipped
-    from dipole.core.utils.errors import ConfigError, nearest
+    from dipole.core.train.names import parts
 
-    # A recipe and a suite may share a name. Both are shown, the suite first.
-    name, files = arguments.name, {"suite": shipped("suites"), "recipe": shipped("recipes")}
-    found = {kind: paths[name] for kind, paths in files.items() if name in paths}
-    path = Path(name)
-    if not found and arguments.expand and is_file(path):
-        found = {"suite": path}
-    if arguments.expand and "suite" not in found:
-        raise ConfigError(f"--expand needs a suite, and {name!r} is none.{nearest(name, files['suite'])}")
-    if found:
-        if arguments.expand:
-            texts = {"suite": _expanded(found["suite"])}
-        else:
-            texts = {kind: path.read_text(encoding="utf-8") for kind, path in found.items()}
-        facts = [{"name": name, "kind": kind, "path": str(found[kind]), "text": text} for kind, text in texts.items()]
-        if not arguments.json:
-            write("\n".join(texts.values()))
+    name, as_json = arguments.name, arguments.json
+    tables: dict[str, type[Settings]] = {"run": RunConfig, "train": TrainConfig}
+    if texts := _texts(name, arguments.expand):
+        facts = [{"name": name, "kind": kind, "path": str(path), "text": text} for kind, (path, text) in texts.items()]
+        if not as_json:
+            write("\n".join(text for _, text in texts.values()))
         elif len(facts) == 1:
             print(json.dumps(facts[0]))
         else:
             print(json.dumps(facts))
-    elif name in ("run", "train") or name in domain_names():
-        tables: dict[str, type[Settings]] = {"run": RunConfig, "train": TrainConfig}
-        if name not in tables:
-            tables[name] = adapter_class(name).config_model
-        _show_table(name, tables[name], arguments.json)
+    elif name in tables or name in domain_names():
+        _show_table(name, tables.get(name) or adapter_class(name).config_model, as_json)
+    elif (entry := _entry(name)) is not None:
+        _show_entry(entry, as_json)
     else:
-        from dipole.core.objectives.registry import registry
-        from dipole.core.train.names import kinds, parts
-        from dipole.core.utils.errors import SpecError
-
-        try:
-            entry = registry.get(name)
-        except SpecError as error:
-            if part := parts().get(name.lower()):
-                _show_part(name.lower(), *part, arguments.json)
-                return 0
-            lists = {each: kind for kind in KINDS for each in (kind, kind.removesuffix("s"))}
-            near, listed = nearest(name.lower(), [*kinds(), "run", "train", *lists]), "dipole list"
-            if name.lower() in lists:
-                near, listed = "", f"dipole list {lists[name.lower()]}"
-            if path.suffix == ".toml" and is_file(path):
-                near, listed = " If it is a suite, add --expand. For a recipe,", f"dipole train {name} --print-config"
-            folders = [*broken_plugins("recipes"), *broken_plugins("suites")]
-            broken = "".join(f"\nThis plug-in cannot be used: {each}" for each in folders)
-            said = str(error)
-            if said.startswith("unknown name"):
-                said = said.partition(" Known: ")[0].partition(" Did you mean")[0]
-                said += f"{near} `{listed}` shows what there is."
-            raise SpecError(f"{said}{broken}") from None
-        _show_entry(entry, arguments.json)
+        _show_part(name.lower(), *parts()[name.lower()], as_json)
     return 0
+
+
+def _texts(name: str, expand: bool) -> dict[str, tuple[Path, str]]:
+    """Return path and text of the suite and of the recipe of a name, which both may have. The suite is first."""
+    from dipole.core.train.shipped import shipped
+    from dipole.core.utils.errors import ConfigError, nearest
+
+    files = {"suite": shipped("suites"), "recipe": shipped("recipes")}
+    found = {kind: paths[name] for kind, paths in files.items() if name in paths}
+    if not expand:
+        return {kind: (path, path.read_text(encoding="utf-8")) for kind, path in found.items()}
+    if not found and is_file(name):
+        found = {"suite": Path(name)}
+    if "suite" not in found:
+        raise ConfigError(f"--expand needs a suite, and {name!r} is none.{nearest(name, files['suite'])}")
+    return {"suite": (found["suite"], _expanded(found["suite"]))}
+
+
+def _entry(name: str) -> Entry | None:
+    """Return the registered entry of a name, or None for a part of a domain. Otherwise raise SpecError."""
+    from dipole.core.objectives.registry import registry
+    from dipole.core.train.names import kinds, parts
+    from dipole.core.utils.errors import SpecError, nearest
+
+    word = name.lower()
+    try:
+        return registry.get(name)
+    except SpecError as error:
+        if word in parts():
+            return None
+        said = str(error)
+    lists = {each: kind for kind in KINDS for each in (kind, kind.removesuffix("s"))}
+    near, listed = nearest(word, [*kinds(), "run", "train", *lists]), "dipole list"
+    if word in lists:
+        near, listed = "", f"dipole list {lists[word]}"
+    if name.endswith(".toml") and is_file(name):
+        near, listed = " If it is a suite, add --expand. For a recipe,", f"dipole train {name} --print-config"
+    if said.startswith("unknown name"):
+        said = said.partition(" Known: ")[0].partition(" Did you mean")[0]
+        said += f"{near} `{listed}` shows what there is."
+    folders = [*broken_plugins("recipes"), *broken_plugins("suites")]
+    raise SpecError(said + "".join(f"\nThis plug-in cannot be used: {each}" for each in folders))
 
 
 def _show_part(name: str, domain: str, part: type, as_json: bool) -> None:

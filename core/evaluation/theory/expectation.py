@@ -64,13 +64,9 @@ def expected_logistic(a: Tensor, b: Tensor, mass: Tensor, k: int = 1) -> Tensor:
     if _width(a, b) > NODES * STEP:
         if k > 1:
             raise too_wide(a, b)
-        return torch.stack([_pairwise(a[i], b[i], mass) for i in range(len(a))], 1)
+        losses = [softplus(b_i.unsqueeze(1) - a_i, threshold=50).mean(1) for a_i, b_i in zip(a, b, strict=True)]
+        return torch.stack([mass @ each / math.log(2) for each in losses], 1)
     return torch.cat([_logistic_rows(*rows, mass, k) for rows in _row_chunks(a, b)], 1)
-
-
-def _pairwise(a: Tensor, b: Tensor, mass: Tensor) -> Tensor:
-    losses = softplus(b.unsqueeze(1) - a, threshold=50)  # (n, p)
-    return mass @ losses.mean(1) / math.log(2)
 
 
 def _width(a: Tensor, b: Tensor) -> float:
