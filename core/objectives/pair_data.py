@@ -192,7 +192,7 @@ class PairData:
             PairsError: there are fewer than two views, views differ in shape, dtype or device, labels or index are not
                 (B,), or `negatives` is invalid.
         """
-        views = as_views(views, "from_views needs a list of at least two views, each (B, d), such as z.unbind(1) of (B, V, d).")
+        views = as_views(views, "from_views needs at least two views, each (B, d), such as z.unbind(1) of (B, V, d).")
         check_choice("negatives", negatives, *VIEW_NEGATIVES)
         check_alike(views)
         instances = Instances(labels, index, weights)
