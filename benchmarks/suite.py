@@ -55,6 +55,14 @@ class Column(Settings):
     set: tuple[str, ...] = ()
     fill: dict[str, str] = Field(default_factory=dict, description="values of {name} in a row's objective")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_costs(cls, given: Any) -> Any:
+        """Less is better for costs."""
+        if isinstance(given, dict) and str(given.get("metric")).startswith("cost/"):
+            return {"higher_is_better": False, **given}
+        return given
+
     def metric_of(self, row: "MethodRow") -> str:
         """Return the metric of a row."""
         return filled(self.metric, row.fill)

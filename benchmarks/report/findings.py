@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from math import isfinite
+from math import isfinite, isnan
 from statistics import fmean
 
 from dipole.benchmarks.claims.explain import why
@@ -66,7 +66,7 @@ def of_learning(results: SuiteResults) -> list[str]:
         )
     for column in results.manifest.columns:
         gains = []
-        for row in results.rows:
+        for row in [row for row in results.rows if row.objective != "none"]:
             metric = column.metric_of(row)
             for record in results.runs_of(row.label, column.name):
                 ours, start = record.results.get(metric), record.results.get(f"untrained/{metric}")
@@ -116,7 +116,10 @@ def of_others(groups: Mapping[str, Sequence[RunRecord]]) -> list[str]:
         test = of_summaries(summarize(top), summarize(next_))
         said = f"{task}: {best} has the largest {name}, {number(fmean(top))}, {number(test.value)} above {second}"
         if min(len(top), len(next_)) < 2:
-            found.append(f"{said}. One run each allows no test.")
+            found.append(f"{said}. One run of an objective allows no test.")
+            continue
+        if isnan(test.p):
+            found.append(f"{said}. Runs of an objective gave the same, which allows no test.")
             continue
         verdict = "significant" if test.p < LEVEL else "not significant"
         found.append(f"{said}: {verdict} (Welch, p = {test.p:.2g}, {len(top)} and {counted(len(next_), 'run')}).")

@@ -260,7 +260,7 @@ def ranking_table(name: str, ranks: Sequence[Rank]) -> ReportTable:
     for r in ranks:
         label, rank = Cell(r.label), Cell(f"{r.of_means:.2f}", r.of_means)
         if r.missing:
-            label, rank = Cell(r.label, sub=f"not ranked: no runs of {', '.join(r.missing)}"), EMPTY
+            label, rank = Cell(r.label, sub=f"not ranked: no numbers in {', '.join(r.missing)}"), EMPTY
         counts = [count_cell(n) for n in (r.tasks, r.better, r.worse)]
         gain = _interval(r.gain, 100.0)
         if r.gain is not None and (r.gain.low > 0 or r.gain.high < 0) and not r.has_gain:

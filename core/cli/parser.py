@@ -46,6 +46,9 @@ class Parser(argparse.ArgumentParser):
 
     def _nearest_option(self, odd: Sequence[str]) -> str:
         first = odd[0].partition("=")[0]
+        for action in self._actions:
+            if action.option_strings and first in (action.choices or ()):
+                return f". Did you mean '{action.option_strings[-1]} {first}'?"
         if first.startswith("--") and (found := nearest(first, self.options())):
             return f".{found}"
         return ""

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from http.client import HTTPException
+from http.client import HTTPException, IncompleteRead
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -118,11 +118,12 @@ def _fetch(file: RemoteFile, part: Path, path: Path, progress: Progress) -> None
     """Fetch a file into `part`. A closed connection is opened again as long as bytes arrive."""
     url, before, problem = address(file), -1, ""
     while _size(part) > before:
-        before = _size(part)
+        before, problem = _size(part), "the connection was closed before the end"
         try:
             if _go_on(url, file, part, progress):
                 return
-            problem = "the connection was closed before the end"
+        except IncompleteRead:
+            pass
         except HTTPError as error:
             problem = f"{error.code} {error.reason}"
         except (OSError, HTTPException, ValueError) as error:
@@ -175,7 +176,7 @@ def _go_on(url: str, file: RemoteFile, part: Path, progress: Progress) -> bool:
         if done and answer.status != 200 and not (is_same and span.startswith(f"bytes {done}-")):
             part.unlink()
             return _go_on(url, file, part, progress)
-        if not done and answer.status not in (200, 203):
+        if not done and answer.status not in (200, 203, None):  # None: file://
             raise ValueError(f"the server sends {answer.status} {answer.reason}, not the file")
         is_page = answer.headers.get_content_type() == "text/html" and not file.path.lower().endswith(("html", "htm"))
         if file.checksum is None and is_page:

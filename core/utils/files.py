@@ -23,7 +23,7 @@ _HINTS = {
     errno.EFBIG: "The file size limit is reached (see `ulimit -f`): raise it",
     errno.EACCES: "No permission: change the owner or mode of the folder{other}",
     errno.EPERM: "No permission: change the owner or mode of the folder{other}",
-    errno.EROFS: "The file system is read-only{other}",
+    errno.EROFS: "Make it writable{other}",
     errno.ENOTDIR: "A file is in the place of a folder: remove it{other}",
     errno.EEXIST: "A file is in the place of a folder: remove it{other}",
 }

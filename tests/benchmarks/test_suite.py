@@ -198,6 +198,7 @@ def test_the_plan_knows_the_spread_of_diagnostics_and_costs(suite_file, runs_fol
     ranks = [{"diagnostics": {"rank": 30.0 + 3 * seed}, "wall_seconds": 60.0 + 5 * seed} for seed in (0, 1)]
     records = recorded(runs_folder, sized.jobs()[:2], lambda job: ranks[job.config.seed])
     (line,) = [line for line in make_plan(sized, sized.jobs(), records, 1, None).seeds if line.column == "knn"]
+    assert {each.higher_is_better for each in sized.columns if each.name == "knn"} == {metric == "diag/rank"}
     assert line.std == pytest.approx(spread / 2**0.5)
 
 

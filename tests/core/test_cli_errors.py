@@ -140,6 +140,7 @@ def test_json_is_asked_for_as_argparse_reads_it():
     ("list recipe", "'recipe'. Did you mean 'recipes'?"), ("data lst", "'lst'. Did you mean 'list'?"),
     ("rm x --fore", "unrecognized arguments: --fore. Did you mean '--force'?"),
     ("train x --epochs 5", "A setting is given by --set train.epochs=5"), ("eval .", "is no run folder"),
+    ("bench x paper", "Did you mean '--scale paper'?"),
     ("bench x --learning-rte=1e-3", "A setting is given by --set train.learning_rate=1e-3"),
     ("train x --sed 5", "Did you mean '--seed'?"), ("show simcrl", "Did you mean 'simclr'?"),
     ("show digits-simcler", "Did you mean 'digits-simclr'?"), ("show lmlc-table4", "Did you mean 'lmcl-table4'?"),

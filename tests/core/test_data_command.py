@@ -197,7 +197,9 @@ def test_packing_that_is_not_the_files_own_is_refused(serve, tmp_path, packing, 
 
 
 def test_other_answers_are_not_the_file(serve, tmp_path):
-    for settings, said in (({"status": 205}, "sends 205"), ({"unsized": True}, "more than the 1000 bytes")):
+    chunked = {"headers": {"Transfer-Encoding": "chunked"}}
+    odd = {"sends 205": {"status": 205}, "than the 1000 bytes": {"unsized": True}, "closed before the end": chunked}
+    for said, settings in odd.items():
         url, _ = serve({"x.bin": CONTENT}, settings)
         fails(DataError, said, fetch, RemoteFile(f"{url}/x.bin", 1000), tmp_path)
 
@@ -237,6 +239,8 @@ def test_another_mirror_is_another_file(serve, tmp_path, monkeypatch):
     mirror, _ = serve({"x.bin": OTHER}, {"headers": OLD, "if_range": True})
     monkeypatch.setenv("DIPOLE_DATA_URL", mirror)
     assert fetch(file, tmp_path).read_bytes() == OTHER
+    monkeypatch.setenv("DIPOLE_DATA_URL", tmp_path.as_uri())
+    assert fetch(file, tmp_path / "copy").read_bytes() == OTHER
 
 
 @pytest.mark.parametrize("known", [False, True])
