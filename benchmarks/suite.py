@@ -33,8 +33,8 @@ ScaleName = Literal["small", "paper"]
 
 CHANGED = "changed by --set"
 """The protocol entry for settings that the command line changed."""
-PLACES = ("device", "text.senteval", "text.cache")
-"""Settings of places. They do not change what is measured."""
+OF_THE_MACHINE = ("device", "text.senteval", "text.cache")
+"""Settings that say where something is here. They do not change what is measured."""
 OWN = {"objective": "the rows give it", "seed": "use --seeds", "name": "it consists of suite and row"}
 """Settings that a suite sets itself. Overriding them would have no effect or change the meaning of the cells."""
 
@@ -179,8 +179,8 @@ class Suite(Settings):
     def at(self, scale: ScaleName, overrides: Sequence[str] = (), seeds: int | None = None) -> "Sized":
         """Return the suite at one scale, with `overrides` of the settings of every run (`dipole bench --set`).
 
-        Overrides count as a change of the protocol, unless they only name places. `seeds` is a number of seeds
-        (0, 1, ...) that replace the scale's own.
+        Overrides count as a change of the protocol, unless they only say where something is on this machine. `seeds`
+        is a number of seeds (0, 1, ...) that replace the scale's own.
         """
         if scale not in self.scale:
             raise ConfigError(f"suite {self.name!r} has no scale {scale!r}. Add --scale {' or '.join(self.scale)}.")
@@ -218,7 +218,7 @@ class Sized:
     name: ScaleName
     overrides: tuple[str, ...]
     seeds: tuple[int, ...]
-    # Recipes, and configurations of places without their seeds, that were read before.
+    # Recipes that were read before, and configurations by recipe and settings without the seed.
     _recipes: dict[str, dict[str, Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _configs: dict[Any, RunConfig] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -246,7 +246,7 @@ class Sized:
         also compared with the paper's statements. So a suite cannot get the verdict of a published table by omission.
         """
         said = dict(self.scale.protocol)
-        if changed := [text for text in self.overrides if _key(text) not in PLACES]:
+        if changed := [text for text in self.overrides if _key(text) not in OF_THE_MACHINE]:
             said[CHANGED] = ", ".join(changed)
         if self.suite.published is None:
             return said
@@ -269,7 +269,7 @@ class Sized:
         cells = []
         for row, column, seed in self.cells():
             if seed == self.seeds[0] and not row.control:
-                config = self.configured(row, *self.place(row, column, seed))
+                config = self.configured(row, column, seed)
                 known = own | {"suite.rows": row.label, "suite.metric": column.metric_of(row)}
                 cells.append((row.label, column.name, leaves(config) | known))
         return deviations(self.suite.published or "", cells)
@@ -287,18 +287,18 @@ class Sized:
                 if row.columns is None or column.name in row.columns:
                     yield from ((row, column, seed) for seed in self.seeds)
 
-    def configured(self, row: MethodRow, recipe: str, overrides: tuple[str, ...]) -> RunConfig:
-        """Return the configuration of a place. Places that differ only in the seed are read once."""
+    def configured(self, row: MethodRow, column: Column, seed: int) -> RunConfig:
+        """Return the configuration of a cell. Cells that differ only in the seed are read once."""
+        recipe, overrides = self.settings(row, column, seed)
         rest = tuple(text for text in overrides if _key(text) != "seed")
         if recipe not in self._recipes:
             self._recipes[recipe] = read_recipe(recipe)
         if (recipe, rest) not in self._configs:
             self._configs[recipe, rest] = resolve(self._recipes[recipe], overrides).config
-        seed = next(int(text.partition("=")[2]) for text in overrides if _key(text) == "seed")  # `place` gives one
         update = {"name": f"{self.suite.name}/{row.label}", "seed": seed}
         return self._configs[recipe, rest].model_copy(update=update)
 
-    def place(self, row: MethodRow, column: Column, seed: int) -> tuple[str, tuple[str, ...]]:
+    def settings(self, row: MethodRow, column: Column, seed: int) -> tuple[str, tuple[str, ...]]:
         """Return recipe and overrides of a cell. Later settings win: scale, column, row, --set, objective, seed."""
         recipe = row.recipe or column.recipe or self.scale.recipe
         if recipe is None:
@@ -308,18 +308,17 @@ class Sized:
 
     def jobs(self) -> list[Job]:
         """Return the runs of this suite, each once, in the order of the rows. Reports all bad settings together."""
-        places: dict[tuple[str, tuple[str, ...]], list[tuple[MethodRow, CellEntry]]] = defaultdict(list)
-        for row, column, seed in self.cells():
-            cell = CellEntry(row=row.label, column=column.name, seed=seed)
-            places[self.place(row, column, seed)].append((row, cell))
+        alike: dict[tuple[str, tuple[str, ...]], list[tuple[MethodRow, Column, int]]] = defaultdict(list)
+        for cell in self.cells():
+            alike[self.settings(*cell)].append(cell)
         jobs: dict[str, Job] = {}
         problems: dict[str, dict[str, None]] = defaultdict(dict)
-        for place, entries in places.items():
-            cells = tuple([cell for _, cell in entries])
+        for (recipe, overrides), run in alike.items():
+            cells = [CellEntry(row=row.label, column=column.name, seed=seed) for row, column, seed in run]
             try:
-                config = self.configured(entries[0][0], *place)
+                config = self.configured(*run[0])
                 name = config.hash
-                job = jobs.get(name, Job(name, config, *place))
+                job = jobs.get(name, Job(name, config, recipe, overrides))
                 jobs[name] = replace(job, cells=(*job.cells, *cells))
             except ConfigError as error:
                 problems[str(error)] |= {f"row {each.row!r}, column {each.column!r}": None for each in cells}
@@ -425,11 +424,11 @@ def _deviations(sized: Sized) -> dict[str, str | int | float]:
         mine, printed = column.metric_of(row), measured.metric_of(theirs)
         if (mine, column.factor) != (printed, measured.factor):
             found.setdefault("metric", {})[f"{mine} in place of {printed}"] = None
-        if sized.place(row, column, seed) != paper.place(theirs, measured, seed):
-            ours = leaves(sized.configured(row, *sized.place(row, column, seed)))
-            wanted = leaves(paper.configured(theirs, *paper.place(theirs, measured, seed)))
+        if sized.settings(row, column, seed) != paper.settings(theirs, measured, seed):
+            ours = leaves(sized.configured(row, column, seed))
+            wanted = leaves(paper.configured(theirs, measured, seed))
             for key in sorted(ours.keys() | wanted.keys()):
-                if ours.get(key) != wanted.get(key) and key not in (*PLACES, "name", "description"):
+                if ours.get(key) != wanted.get(key) and key not in (*OF_THE_MACHINE, "name", "description"):
                     found.setdefault(key, {})[f"{ours.get(key)} in place of {wanted.get(key)}"] = None
     if sized.scale.processes != paper.scale.processes:
         found["processes"] = {f"{sized.scale.processes} in place of {paper.scale.processes}": None}

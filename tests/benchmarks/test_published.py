@@ -197,7 +197,7 @@ def test_every_known_deviation_is_said_and_none_that_is_gone(paper_scale):
         assert not gone, f"{name}: [scale.paper.protocol] says what no longer differs: {gone}"
         assert [key for key in said if not paper.why(key)] == [], f"{name}: no reason in published/*.toml"
         cells = [
-            (row.label, column.name, leaves(sized.configured(row, *sized.place(row, column, seed))))
+            (row.label, column.name, leaves(sized.configured(row, column, seed)))
             for row, column, seed in sized.cells()
             if seed == sized.seeds[0]
         ]
