@@ -182,13 +182,6 @@ class SquashedActor(Actor):
     """SB3's actor with the log standard deviation squashed into its range instead of clamped. gSDE is SB3's."""
 
     log_std_bounds: tuple[float, float]
-    noise_is_new = False  # whether gSDE's matrix was drawn for a rollout that has not begun
-    keeps_noise = False  # whether the next one is there already: that of a checkpoint
-
-    def reset_noise(self, batch_size: int = 1) -> None:
-        if not self.keeps_noise:
-            super().reset_noise(batch_size)
-        self.keeps_noise, self.noise_is_new = False, True
 
     def explored(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return actions (B, A) by gSDE for features (B, d), and their log densities (B, 1) (Raffin et al. 2021)."""

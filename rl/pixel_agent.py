@@ -47,7 +47,6 @@ from dipole.rl.saved_agent import SavedAgent, check_passed_on
 from dipole.rl.sb3_names import without_sb3_names
 from dipole.rl.seen import parts
 
-_DRAWN = ("exploration_mat", "exploration_matrices")  # of gSDE
 Logs = dict[str, Tensor]
 """Logged values of an update: name -> a detached scalar on the device."""
 
@@ -81,6 +80,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
     outcome: Outcome | None = None
     encoder_optimizer: torch.optim.Adam | None = None
     contrast_optimizer: torch.optim.Adam | None = None
+    before_noise: dict[str, Any] | None = None  # random states before gSDE drew for a rollout that has not begun
     _updates_left: int | None = None
 
     def __init__(
@@ -201,27 +201,6 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
     def set_parameters(self, *arguments: Any, **settings: Any) -> None:
         super().set_parameters(*arguments, **settings)
         self._fit_optimizers()
-
-    def exploration_state(self) -> dict[str, Any] | None:
-        """Return the random numbers that gSDE drew, for a checkpoint, or None without gSDE."""
-        if not self.use_sde:
-            return None
-        actor = self.policy.actor
-        drawn = {name: getattr(actor.action_dist, name).detach().cpu().numpy() for name in _DRAWN}
-        return drawn | {"new": actor.noise_is_new}
-
-    def set_exploration_state(self, state: dict[str, Any] | None) -> None:
-        """Continue from `exploration_state`.
-
-        Args:
-            state: what it returned.
-        """
-        if state is None or not self.use_sde:
-            return
-        actor = self.policy.actor
-        for name in _DRAWN:
-            setattr(actor.action_dist, name, torch.from_numpy(state[name]).to(self.device))
-        actor.keeps_noise = bool(state["new"])
 
     def set_up_for_playing(self) -> None:
         """Make the networks of an agent without an environment, with the smallest replay."""

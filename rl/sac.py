@@ -9,6 +9,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.utils import update_learning_rate
 from torch import Tensor, nn
 
+from dipole.core.utils.seeding import rng_state
 from dipole.rl import settings as presets
 from dipole.rl.networks import Maps, PixelPolicy, detached, q_values, soft_update
 from dipole.rl.pixel_agent import Logs, PixelAgent, set_beta
@@ -70,7 +71,6 @@ class ContrastiveSAC(PixelAgent, SAC):
         acting = self._n_updates % self.actor_every == 0
         if self.use_sde:
             self.policy.actor.reset_noise()
-            self.policy.actor.noise_is_new = False
         target = self.target(batch)
         images = encoder.prepare(batch.observations)
         maps = self._update_critic(batch, images, target, contrasting and self.joint_backward, logs)
@@ -222,8 +222,13 @@ class ContrastiveSAC(PixelAgent, SAC):
         if self.encoder_steps == 2:
             self.encoder_optimizer = torch.optim.Adam(encoder, rate, fused=True)
 
+    def collect_rollouts(self, *arguments: Any, **settings: Any) -> Any:
+        if self.use_sde:
+            self.before_noise = rng_state()
+        return super().collect_rollouts(*arguments, **settings)
+
     def _store_transition(self, *step: Any) -> None:
-        self.policy.actor.noise_is_new = False
+        self.before_noise = None
         super()._store_transition(*step)
 
     def set_up_for_playing(self) -> None:

@@ -93,7 +93,10 @@ class SavedAgent(OffPolicyAlgorithm):
         return names + own, variables
 
     def _excluded_save_params(self) -> list[str]:
-        own = ("_augment", "_given", "seen", "outcome", "encoder_optimizer", "contrast_optimizer", "_is_guarded")
+        own = (
+            "_augment", "_given", "seen", "outcome", "encoder_optimizer", "contrast_optimizer", "_is_guarded",
+            "before_noise",
+        )  # fmt: skip
         return [*super()._excluded_save_params(), *own]
 
     @classmethod

@@ -138,7 +138,6 @@ def _take(agent: PixelAgent, state: dict[str, Any]) -> None:
     for name, learned in (state.get("contrastive") or {}).items():
         setattr(agent, name, learned)
     agent.action_noise = set_noise_state(agent.action_noise, state.get("action_noise"))
-    agent.set_exploration_state(state.get("exploration"))
     if agent.env is not None:
         _restore_environments(agent, agent.env, state)
     set_rng_state(state["rng"])
@@ -244,8 +243,7 @@ def _state(agent: PixelAgent) -> dict[str, Any]:
         "workers": innermost.counters() if isinstance(innermost, WorkerVecEnv) else None,
         "contrastive": learned_states(agent),
         "action_noise": noise_state(agent.action_noise),
-        "exploration": agent.exploration_state(),
-        "rng": rng_state(),
+        "rng": agent.before_noise or rng_state(),
     }
 
 

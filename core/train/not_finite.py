@@ -14,6 +14,14 @@ from dipole.core.objectives.term_values import GlobalPairs
 
 
 def explain_not_finite(step: int, outcome: Outcome, batch: GlobalPairs, objective: Composite, norm: Tensor) -> str:
+    """Name the term, the place and what helps."""
+    return (
+        f"step {step}: {not_finite(outcome, batch, objective, norm)} Stopped before the optimizer step; the last "
+        "checkpoint is intact. Try a lower train.learning_rate, train.clip, a higher temperature, train.precision = 32."
+    )
+
+
+def not_finite(outcome: Outcome, batch: GlobalPairs, objective: Composite, norm: Tensor) -> str:
     """Name the term and the place. This runs once, so it may compute."""
     shown = ", ".join(f"{name} = {float(term):.6g}" for name, term in outcome.terms.items())
     bad = [name for name, term in outcome.terms.items() if not math.isfinite(float(term))]
@@ -30,10 +38,7 @@ def explain_not_finite(step: int, outcome: Outcome, batch: GlobalPairs, objectiv
     where = " The embeddings are finite."
     if rows:
         where = f" {rows} of {sum(map(len, embeddings))} embeddings are not finite: look at the encoder and the data."
-    return (
-        f"step {step}: {what}.{where} Stopped before the optimizer step; the last checkpoint is intact. "
-        "Try a lower train.learning_rate, train.clip, a higher temperature, train.precision = 32."
-    )
+    return f"{what}.{where}"
 
 
 def overflowed(loss: Tensor, scaler: torch.amp.GradScaler) -> bool:

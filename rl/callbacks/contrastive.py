@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from dipole.core.objectives.gather import all_gather_pairs
-from dipole.core.objectives.objective import Composite, Objective, Outcome
+from dipole.core.objectives.objective import Composite, Objective
 from dipole.core.objectives.pairs import Pairs
-from dipole.core.train.not_finite import terms_with_bad_gradient
+from dipole.core.train.not_finite import not_finite
 from dipole.core.utils.errors import ConfigError, DipoleError, TrainingError
 from dipole.core.utils.memory import check_fits
 from dipole.core.utils.modes import in_mode
@@ -320,7 +320,9 @@ class ContrastiveCallback(BaseCallback):
         outcome.loss.backward()
         gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = largest(gradients).amax()
-        self._require_finite(outcome, norm, pairs)
+        if not bool((outcome.loss.detach() + norm).isfinite()):
+            said = not_finite(outcome, all_gather_pairs(pairs), self.contrast, norm)
+            raise TrainingError(f"{said} No step was taken at agent step {self.num_timesteps}.")
         update_learning_rate(self.optimizer, self.learning_rate)  # a loaded state brings its own
         self.optimizer.step()
         # Adam counts the steps. Its state is saved with the agent.
@@ -331,18 +333,6 @@ class ContrastiveCallback(BaseCallback):
             for own, followed in zip(self.keys.buffers(), self.encoder.buffers(), strict=True):
                 own.copy_(followed)
         return float(outcome.loss.detach())
-
-    def _require_finite(self, outcome: Outcome, norm: Tensor, pairs: Pairs) -> None:
-        assert self.contrast is not None
-        values = {name: term.value for name, term in outcome.terms.items()} | {str(self.contrast): outcome.loss}
-        found = torch.stack([*(each.detach() for each in values.values()), norm]).tolist()
-        where = f"at agent step {self.num_timesteps}. No step was taken."
-        for name, value in zip(values, found, strict=False):
-            if not math.isfinite(value):
-                raise TrainingError(f"the term {name} is {value} {where}")
-        if not math.isfinite(found[-1]):
-            terms = ", ".join(terms_with_bad_gradient(all_gather_pairs(pairs), self.contrast)) or str(self.contrast)
-            raise TrainingError(f"the gradient of {terms} is not finite {where}")
 
 
 LEARNED = "contrastive"
