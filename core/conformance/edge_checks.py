@@ -106,7 +106,10 @@ def weights_count(subject: Subject) -> str:
     plain = long_queue(5, subject.views.width)
 
     def result(layout: Layout, weights: Tensor | None) -> LossAndGradients:
-        weighted = replace(layout, build=partial(_weighted, layout, weights))
+        def build(**leaves: Tensor) -> Pairs:
+            return replace(layout.build(**leaves), weights=None if weights is None else weights.to(leaves["queries"]))
+
+        weighted = replace(layout, build=build)
         return subject.result(subject.make(layout), weighted, layout.leaves())
 
     try:
@@ -128,10 +131,6 @@ def weights_count(subject: Subject) -> str:
     if gradient is not None and of_ones is not None and gradient.any() and torch.equal(gradient, of_ones):
         raise Failed("weights of 2 and 3 have the gradient of weights of 1")
     return f"{results[0].value.item():.4g}, and {results[2].value.item():.4g} with weights"
-
-
-def _weighted(layout: Layout, weights: Tensor | None, **leaves: Tensor) -> Pairs:
-    return replace(layout.build(**leaves), weights=None if weights is None else weights.to(leaves["queries"]))
 
 
 @check("padding", "entries of -1 count nowhere")

@@ -48,12 +48,15 @@ class _PairedDot(torch.autograd.Function):
     CHUNK = 1 << 22  # entries of a gathered chunk
 
     @staticmethod
-    def forward(ctx, x: Tensor, y: Tensor, index: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(x, y, index)
+    def forward(x: Tensor, y: Tensor, index: Tensor) -> Tensor:
         out = x.new_empty(index.shape)
         for rows in _PairedDot.chunks(x, index):
             out[rows] = torch.einsum("ad,akd->ak", x[rows], y[index[rows]])
         return out
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(*inputs)  # apart from `forward`, as torch.func asks
 
     @staticmethod
     def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]

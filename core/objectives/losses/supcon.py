@@ -32,6 +32,7 @@ from dipole.core.objectives.term_values import NO_NEGATIVES
         "Khosla et al. 2020": (
             "their code multiplies the loss by tau / base_tau = tau / 0.07, a weight of the term here: "
             "1.43*supcon(temperature=0.1); the paper's equations do not",
+            "anchors without a positive are left out of the mean. In their code they count as 0",
         )
     },
     cost="one pass; the lists of positives take (rows x largest class) entries",
