@@ -103,7 +103,9 @@ def seed_everything(seed: int) -> None:
 
     random.seed(seed)
     np.random.seed(seed)
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if torch.accelerator.is_available():  # without one, `torch.manual_seed` formats its stack for each kind of device
+        torch.manual_seed(seed)
 
 
 def rng_state() -> dict[str, Any]:
