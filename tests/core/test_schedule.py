@@ -56,7 +56,7 @@ def test_a_scheduled_option_gives_what_an_objective_built_with_it_gives(entry):
     for option in entry.options:
         if float not in option.kinds or option.name.endswith("init"):  # of what is learned
             continue
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         moved: Composite = objective(entry.name, dim=8).double()
         value = getattr(moved.terms[0], option.name)
         if value is None or isinstance(value, Tensor):
@@ -69,7 +69,7 @@ def test_a_scheduled_option_gives_what_an_objective_built_with_it_gives(entry):
         schedule.target(name, moved).set(value)
         if option.name == schedule.WEIGHT:
             continue  # the term's weight in the sum
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         built = objective(f"{entry.name}({option.name}={value!r})", dim=8).double()
         try:
             expected = built(one, two).loss
@@ -195,7 +195,7 @@ def test_built_optimizers_are_pytorchs(kind):
 
 
 def test_lars_against_the_formula():
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     matrix, bias = nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(3))
     w, b = matrix.detach().double().numpy().copy(), bias.detach().double().numpy().copy()
     optimizer = LARS([matrix, bias], lr=0.5, momentum=0.9, weight_decay=0.1, trust=0.01)
@@ -236,7 +236,7 @@ def test_the_ratios_are_those_of_the_formulas(blobs, tmp_path):
     overrides += (f"objective={text}",)
     record = quiet(blobs, *overrides, runs=tmp_path / "runs")
     settings, seeds, cpu = load_recipe(blobs, overrides).config.settings, Seeds(0), torch.device("cpu")
-    torch.manual_seed(seeds.model)
+    torch.default_generator.manual_seed(seeds.model)
     adapter = BlobsAdapter(settings, seed=seeds, device=cpu, workdir=tmp_path, batch_size=16)
     parameters = list(adapter.module.double().parameters())
     optimizer = torch.optim.Adam(parameters, lr=0.01)

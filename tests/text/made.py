@@ -16,7 +16,7 @@ TINY_BERT = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
 
 def text_adapter(settings, batch_size=8, seed=0, **context):
     """An adapter of a [text] table, whose networks are drawn by a seed."""
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     config = settings if isinstance(settings, TextSettings) else TextSettings(**settings)
     return TextAdapter(config, seed=Seeds(seed), batch_size=batch_size, **{"device": CPU, "workdir": Path(), **context})
 
@@ -30,7 +30,7 @@ def write_bert(folder, vocab_size=40, **more):
     """Write a small BERT as transformers does."""
     from transformers import BertConfig, BertModel
 
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     BertModel(BertConfig(**{"vocab_size": vocab_size, **TINY_BERT, **more})).save_pretrained(folder)
     return folder
 

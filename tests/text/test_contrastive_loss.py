@@ -39,7 +39,7 @@ def measured(loss, columns=4, labels=None, seed=3, rows=slice(None)):
     loss.train()
     loss.zero_grad()
     given = [{k: v[rows] if torch.is_tensor(v) else v for k, v in each.items()} for each in features(inner, columns)]
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     value = loss(given, labels)
     value.backward()
     found = {n.replace("model.module.", "model."): p.grad for n, p in loss.named_parameters() if p.grad is not None}

@@ -174,7 +174,7 @@ def test_it_learns_the_classes(tmp_path):
 
 
 def branch(seed=0):
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     encoder = build_encoder(EncoderConfig(name="linear", width=5), 1, 3)
     return Branch(encoder, torch.nn.Linear(5, 4), None)
 
