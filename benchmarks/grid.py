@@ -5,7 +5,7 @@ row or column, and its `set` comes last. `[row]` and `[column]` are the defaults
 """
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -29,12 +29,15 @@ class Value:
     brings: Entry
 
 
+Axes = Mapping[str, tuple[Value, ...]]
+
+
 @dataclass(frozen=True)
 class Grid:
     """Axes by name, groups of axes that walk together, and excluded points (axis -> texts)."""
 
     where: str
-    axes: Mapping[str, tuple[Value, ...]]
+    axes: Axes
     zipped: tuple[tuple[str, ...], ...] = ()
     excluded: tuple[Mapping[str, tuple[str, ...]], ...] = ()
 
@@ -165,40 +168,48 @@ def read_grid(raw: object, where: str) -> Grid:
     if not isinstance(raw, Mapping):
         raise ConfigError(f"{where} is a table of axes, such as temperature = [0.1, 0.5].")
     axes = {axis: _values(values, axis, where) for axis, values in raw.items() if axis not in ("zip", "exclude")}
-    zipped = raw.get("zip", ())
+    zipped = _read_zip(raw.get("zip", ()), axes, where)
+    for axis, values in axes.items():
+        texts = Counter(value.text for value in values)
+        if (twice := [text for text in texts if texts[text] > 1]) and not any(axis in group for group in zipped):
+            raise ConfigError(f"{where}: the axis {axis!r} has the value {twice[0]} twice.")
+    grid = Grid(where, axes, zipped, _read_exclude(raw.get("exclude", ()), axes, where))
+    if axes and next(grid.points(), None) is None:
+        raise ConfigError(f"{where}: exclude leaves nothing.")
+    return grid
+
+
+def _read_zip(zipped: object, axes: Axes, where: str) -> tuple[tuple[str, ...], ...]:
     if not isinstance(zipped, list | tuple) or not all(isinstance(group, list | tuple) for group in zipped):
         raise ConfigError(f'{where}: zip is a list of lists of axes that walk together, such as [["batch", "rate"]].')
-    for axis in [axis for group in zipped for axis in group]:
+    named = Counter(axis for group in zipped for axis in group)
+    for axis, count in named.items():
         _known(axis, axes, f"{where}: zip")
-    if twice := [a for group in zipped for a in group if sum(list(other).count(a) for other in zipped) > 1]:
-        raise ConfigError(f"{where}: zip names the axis {twice[0]!r} twice.")
+        if count > 1:
+            raise ConfigError(f"{where}: zip names the axis {axis!r} twice.")
     for group in zipped:
         if len({len(axes[axis]) for axis in group}) > 1:
             sizes = ", ".join(f"{axis} {len(axes[axis])}" for axis in group)
             raise ConfigError(f"{where}: axes that are zipped have as many values each, not {sizes}.")
-    for axis, values in axes.items():
-        texts = [value.text for value in values]
-        if (twice := [t for t in texts if texts.count(t) > 1]) and not any(axis in group for group in zipped):
-            raise ConfigError(f"{where}: the axis {axis!r} has the value {twice[0]} twice.")
-    excluded = raw.get("exclude", ())
+    return tuple(map(tuple, zipped))
+
+
+def _read_exclude(excluded: object, axes: Axes, where: str) -> tuple[Mapping[str, tuple[str, ...]], ...]:
     if not isinstance(excluded, list | tuple) or not all(isinstance(out, Mapping) and out for out in excluded):
         raise ConfigError(f"{where}: exclude is a list of points to leave out, such as [{{ batch = 256 }}].")
-    left_out: list[Mapping[str, tuple[str, ...]]] = []
+    found: list[Mapping[str, tuple[str, ...]]] = []
     for out in excluded:
-        texts_out: dict[str, tuple[str, ...]] = {}
+        texts: dict[str, tuple[str, ...]] = {}
         for axis, value in out.items():
             _known(axis, axes, f"{where}: exclude")
             if not isinstance(value, list | tuple):
                 value = [value]
-            texts_out[axis] = tuple(map(_text, value))
+            texts[axis] = tuple(map(_text, value))
             known = [each.text for each in axes[axis]]
-            if odd := [text for text in texts_out[axis] if text not in known]:
+            if odd := [text for text in texts[axis] if text not in known]:
                 raise ConfigError(f"{where}: exclude: {odd[0]!r} is no value of {axis}.{nearest(odd[0], known)}")
-        left_out.append(texts_out)
-    grid = Grid(where, axes, tuple(map(tuple, zipped)), tuple(left_out))
-    if axes and next(grid.points(), None) is None:
-        raise ConfigError(f"{where}: exclude leaves nothing.")
-    return grid
+        found.append(texts)
+    return tuple(found)
 
 
 def _values(raw: object, axis: str, where: str) -> tuple[Value, ...]:

@@ -181,31 +181,38 @@ def make_plan(
 def _seeds_line(
     results: SuiteResults, column: ColumnEntry, tests: int, planned: int, effect: float | None
 ) -> SeedsLine:
-    cells, difference = results.cells_of(column.name), abs(0.01 * column.factor)
-    tests_made = [cell.against_base for cell in cells if cell.against_base is not None]
-    pairs = [test for test in tests_made if test.spread > 0 and test.method != "Welch"]
-    known = [cell.summary for cell in cells if cell.summary is not None and cell.summary.n > 1]
-    source, std = f"{counted(sum(test.n for test in pairs), 'pair')} of earlier runs", nan
-    if pairs:
-        std = median(test.spread for test in pairs)
-    elif known:
-        source, std = counted(sum(each.n for each in known), "earlier run"), _root_mean_square(s.std for s in known)
-    if results.table is not None:
-        difference = margin(results.table.metric, 1.0)
-        printed = [row.cells[column.name].std for row in results.table.rows if column.name in row.cells]
-        if isnan(std) and any(printed):
-            source, std = "the paper's spread", _root_mean_square(each for each in printed if each is not None)
+    difference = abs(0.01 * column.factor)
     if effect is not None:
         difference = effect
+    elif results.table is not None:
+        difference = margin(results.table.metric, 1.0)
+    std, source, is_paired = _known_spread(results, column)
     if isnan(std):
         return SeedsLine(column.name, difference, None, "no spread known yet: run two seeds first", None)
     if std == 0:
         return SeedsLine(column.name, difference, None, f"{source} gave the same", None)
-    alpha, least, are_paired = LEVEL / tests, None, bool(pairs)
+    alpha, least = LEVEL / tests, None
     if planned > 1:
-        least = detectable(std, planned, alpha=alpha, is_paired=are_paired)
-    seeds = seeds_needed(difference, std, alpha=alpha, is_paired=are_paired)
+        least = detectable(std, planned, alpha=alpha, is_paired=is_paired)
+    seeds = seeds_needed(difference, std, alpha=alpha, is_paired=is_paired)
     return SeedsLine(column.name, difference, std, source, seeds, least)
+
+
+def _known_spread(results: SuiteResults, column: ColumnEntry) -> tuple[float, str, bool]:
+    """Return the spread of a column, where it is from, and whether it is that of differences by seed. nan: unknown."""
+    cells = results.cells_of(column.name)
+    tests = [cell.against_base for cell in cells if cell.against_base is not None]
+    if pairs := [test for test in tests if test.spread > 0 and test.method != "Welch"]:
+        source = f"{counted(sum(test.n for test in pairs), 'pair')} of earlier runs"
+        return median(test.spread for test in pairs), source, True
+    if known := [cell.summary for cell in cells if cell.summary is not None and cell.summary.n > 1]:
+        source = counted(sum(each.n for each in known), "earlier run")
+        return _root_mean_square(each.std for each in known), source, False
+    rows = getattr(results.table, "rows", ())
+    printed = [row.cells[column.name].std for row in rows if column.name in row.cells]
+    if any(printed):
+        return _root_mean_square(each for each in printed if each is not None), "the paper's spread", False
+    return nan, "", False
 
 
 def _root_mean_square(values: Iterable[float]) -> float:

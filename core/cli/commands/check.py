@@ -78,6 +78,8 @@ def _run(arguments: argparse.Namespace) -> int:
     from dipole.core.train.recipe import parse_override
 
     options = {".".join(keys): value for keys, value in map(parse_override, arguments.option)}
+    same = ("reference", "slow", "only", "stateful", "flat", "temperatures", "dim", "labels", "scores", "ranks")
+    settings = {name: getattr(arguments, name) for name in same}
     detached: bool | tuple[str, ...] = False
     if arguments.detached is not None:
         detached = tuple(arguments.detached) or True
@@ -89,21 +91,7 @@ def _run(arguments: argparse.Namespace) -> int:
     targets = all_subjects() if arguments.all else [arguments.target]
     for target in targets:
         with stdout_to_stderr(arguments.json):
-            report = check_objective(
-                target,
-                options=options or None,
-                reference=arguments.reference,
-                slow=arguments.slow,
-                only=arguments.only,
-                detached=detached,
-                stateful=arguments.stateful,
-                flat=arguments.flat,
-                temperatures=arguments.temperatures,
-                dim=arguments.dim,
-                labels=arguments.labels,
-                scores=arguments.scores,
-                ranks=arguments.ranks,
-            )
+            report = check_objective(target, options=options or None, detached=detached, **settings)
         reports.append(report)
         if not arguments.json:
             print(report.table(), flush=True)

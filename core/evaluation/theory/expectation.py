@@ -66,7 +66,9 @@ def expected_logistic(a: Tensor, b: Tensor, mass: Tensor, k: int = 1) -> Tensor:
             raise too_wide(a, b)
         losses = [softplus(b_i.unsqueeze(1) - a_i, threshold=50).mean(1) for a_i, b_i in zip(a, b, strict=True)]
         return torch.stack([mass @ each / math.log(2) for each in losses], 1)
-    return torch.cat([_logistic_rows(*rows, mass, k) for rows in _row_chunks(a, b)], 1)
+    step = max(1, int(CHUNK / (max(a.shape[1], b.shape[1]) * max(16.0, _width(a, b) / STEP))))
+    rows = zip(a.split(step), b.split(step), strict=True)
+    return torch.cat([_logistic_rows(*each, mass, k) for each in rows], 1)
 
 
 def _width(a: Tensor, b: Tensor) -> float:
@@ -87,12 +89,6 @@ def _logistic_rows(a: Tensor, b: Tensor, mass: Tensor, k: int) -> Tensor:
     own = transform(a, nodes).mean(1)  # (m, G)
     risen = torch.einsum("vq,mqg->vmg", mass, absorbed(b, nodes)).clamp_max(1)
     return integrate(own, -torch.expm1(k * torch.log1p(-risen)))
-
-
-def _row_chunks(a: Tensor, b: Tensor) -> list[tuple[Tensor, Tensor]]:
-    nodes = max(16.0, _width(a, b) / STEP)
-    step = max(1, int(CHUNK / (max(a.shape[1], b.shape[1]) * nodes)))
-    return list(zip(a.split(step), b.split(step), strict=True))
 
 
 def quadrature(a: Tensor, b: Tensor, k: int) -> Tensor:
