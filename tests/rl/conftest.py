@@ -34,7 +34,7 @@ def _start_method():
     start_method()  # or the first environment in a worker starts a server that has imported less
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")  # training and evaluation alike
 def _one_thread():
     before = torch.get_num_threads()
     torch.set_num_threads(1)
