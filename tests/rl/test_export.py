@@ -36,10 +36,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("agent")
     config = load_recipe("dot", SETTINGS).config
     record = train(config, folder / "runs", quiet=True)
-    moved = folder / "moved" / "elsewhere"
-    shutil.copytree(folder / "runs" / config.hash, moved)
-    shutil.rmtree(folder / "runs")
-    return moved, record
+    return (folder / "runs" / config.hash).rename(folder / "elsewhere"), record
 
 
 @pytest.fixture(scope="module")

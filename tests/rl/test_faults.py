@@ -197,9 +197,7 @@ WRAPPERS = {
     "DelayObservation": lambda env: wrappers.DelayObservation(env, 3),
     "TimeAwareObservation": lambda env: wrappers.TimeAwareObservation(wrappers.TimeLimit(env, 9)),
     "MaxAndSkipObservation": lambda env: wrappers.MaxAndSkipObservation(env, 3),
-    "RepeatAction": lambda env: wrappers.RepeatAction(env, 2),
     "Autoreset": lambda env: wrappers.Autoreset(wrappers.TimeLimit(env, 6)),
-    "ClipReward": lambda env: wrappers.ClipReward(env, -1, 1),
     "Transformed": lambda env: wrappers.TransformReward(wrappers.RescaleObservation(env, -np.inf, np.inf), abs),
     "many": lambda env: wrappers.NormalizeReward(
         wrappers.FrameStackObservation(wrappers.NormalizeObservation(wrappers.TimeLimit(env, 8)), 2)
@@ -316,7 +314,6 @@ NUMBERS = {"norm_obs_keys": ["numbers"]}
     (lambda: WorkerVecEnv([DotEnv, unmakeable]), "could not be made in its worker process"),
     (lambda: WorkerVecEnv([DotEnv], timeout=0), "timeout must be a number"),
     (lambda: WorkerVecEnv([DotEnv], start_method="foo"), r"start_method must be one of '\w+', .*, got 'foo'"),
-    (lambda: WorkerVecEnv([]), "functions that make one"),
     (lambda: WorkerVecEnv([DotEnv()]), "functions that make one"),
     (lambda: WorkerVecEnv(DotEnv), "functions that make one"),
     (lambda: above(lambda: VecFrameStack(vector(lambda: Last(True), **NUMBERS), 3)), CHANGES),
