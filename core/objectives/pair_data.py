@@ -111,16 +111,16 @@ def _kept(argument: Any) -> Any:
 class PairData:
     """The fields of `Pairs`, properties derived from them, and methods that return changed copies."""
 
-    anchors: Tensor
-    candidates: Tensor
-    positives: Tensor
-    ignored: Tensor
-    labels: Tensor | None = None
-    views: bool = True
-    candidate_labels: Tensor | None = None
-    index: Tensor | None = None
-    candidate_index: Tensor | None = None
-    weights: Tensor | None = None
+    anchors: Tensor  # (A, d)
+    candidates: Tensor  # (C, d), the same tensor where every row is both
+    positives: Tensor  # (A, K) indices of candidates, padded with -1
+    ignored: Tensor  # (A, E) candidates that are neither positives nor negatives, padded with -1
+    labels: Tensor | None = None  # (A,)
+    views: bool = True  # positives are views of the anchor's own instance
+    candidate_labels: Tensor | None = None  # (C,)
+    index: Tensor | None = None  # (A,) instances
+    candidate_index: Tensor | None = None  # (C,)
+    weights: Tensor | None = None  # (A,) or (A, K)
     layout: PairLayout | None = field(default=None, repr=False)
     # The layout, or one without special properties for user-defined indices.
     known: PairLayout = field(init=False, repr=False)

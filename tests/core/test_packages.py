@@ -73,8 +73,7 @@ def test_own_domains_are_declared_with_all_that_is_known():
     assert (list(found), broken_domains()) == (domain_names(), [])
     for name, domain in found.items():
         assert (domain.name, domain.package) == (name, "dipole")
-        assert domain.summary
-        assert not domain.summary.startswith("dipole.")
+        assert domain.summary[:7] not in ("", "dipole.")
         assert adapter_class(name).domain == name
         assert all(callable(resolve_name(probe)) for probe in domain.probes.values())
 
