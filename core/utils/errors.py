@@ -108,9 +108,12 @@ class RecordError(DipoleError, ValueError):
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
     """Return ' Did you mean X?' for the closest allowed name, or an empty string."""
-    known = {each.lower(): each for each in allowed}
-    found = get_close_matches(name.lower(), known, n=1, cutoff=0.6)
-    return f" Did you mean {known[found[0]]!r}?" if found else ""
+    names = list(allowed)
+    found = get_close_matches(name.lower(), dict.fromkeys(map(str.lower, names)), n=1, cutoff=0.6)
+    if not found:
+        return ""
+    alike = [each for each in names if each.lower() == found[0]]  # torch has Tensor and tensor
+    return f" Did you mean {get_close_matches(name, alike, n=1, cutoff=0)[0]!r}?"
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
