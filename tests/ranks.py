@@ -47,15 +47,34 @@ def _one_rank(rank, ranks, folder, work, args):
     dist.destroy_process_group()
 
 
-def run_python(*arguments, cwd=None, **environment):
-    """Return what `subprocess.run` does for `python -m MODULE` or `-c CODE`. Torch is imported, dipole is not."""
-    given = list(map(str, arguments)), cwd or os.getcwd(), os.environ | environment
-    with tempfile.TemporaryDirectory() as streams:
-        process = multiprocessing.get_context(start_method()).Process(target=_run_python, args=(*given, streams))
-        process.start()
-        process.join()
-        said = [Path(streams, name).read_text() for name in "12"]
-    return subprocess.CompletedProcess(given[0], process.exitcode, *said)
+class Python:
+    """What `subprocess.Popen` is for `python -m MODULE` or `-c CODE`. Torch is imported, dipole is not."""
+
+    def __init__(self, *arguments, cwd=None, **environment):
+        self.streams = tempfile.TemporaryDirectory()
+        given = list(map(str, arguments)), cwd or os.getcwd(), os.environ | environment, self.streams.name
+        self.process = multiprocessing.get_context(start_method()).Process(target=_run_python, args=given)
+        self.process.start()
+        self.pid = self.process.pid
+
+    def poll(self):
+        return self.process.exitcode
+
+    def send_signal(self, number):
+        os.kill(self.pid, number)
+
+    def communicate(self, timeout=None):
+        self.process.join(timeout)
+        self.returncode = self.poll()
+        with self.streams as folder:
+            return [Path(folder, name).read_text() for name in "12"]
+
+
+def run_python(*arguments, **given):
+    """Return what `subprocess.run` does for such a program."""
+    program = Python(*arguments, **given)
+    said = program.communicate()
+    return subprocess.CompletedProcess(arguments, program.returncode, *said)
 
 
 def _run_python(arguments, cwd, environment, streams):

@@ -21,7 +21,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
@@ -129,6 +129,6 @@ def _source_in_main(code: Any) -> str:
     return ""
 
 
-@lru_cache(maxsize=1)
+@cache
 def _distributions(search_path: tuple[str, ...]) -> Mapping[str, list[str]]:
     return packages_distributions()

@@ -1,7 +1,6 @@
 """The commands as a user types them: output, exit codes, one message instead of a traceback."""
 
 import json
-import os
 import re
 import shlex
 import signal
@@ -24,6 +23,7 @@ from dipole.core.train.data_sets import fetched
 from dipole.core.train.domains import Domain, temporary_domain
 from dipole.core.train.metrics import read_metrics
 from dipole.core.utils.extras import install_line
+from tests.ranks import Python
 from tests.systems import POSIX
 
 HELP = """
@@ -173,16 +173,14 @@ def test_doctor_names_problems_and_fixes(blobs, capsys, monkeypatch):
 
 def test_killed_and_interrupted_processes_continue(blobs, tmp_path):
     common = ("train", blobs, "--set", "train.steps=30", "train.checkpoint_every=4", "train.log_every=1", "--runs")
-    command = [sys.executable, str(Path(__file__).with_name("blobs_domain.py")), *map(str, common), "parts"]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     slow = {"BLOBS_SECONDS": "0.05"} | ({"BLOBS_FORK": "before"} if POSIX else {})
 
     def logged() -> int:
         return sum(len(read_metrics(path)) for path in (tmp_path / "parts").glob("*/metrics.jsonl"))
 
-    process = subprocess.Popen(command, env=os.environ | slow, cwd=tmp_path, **streams)
+    process = Python("-m", "blobs_domain", *common, "parts", cwd=tmp_path, **slow)
     wait_for(lambda: logged() >= 6, process)
-    (first,) = psutil.Process(process.pid).children() if POSIX else [process]
+    (first,) = psutil.Process(process.pid).children() if POSIX else [psutil.Process(process.pid)]
     first.kill()
     first.wait()
     (path,) = (tmp_path / "parts").glob("*/record.json")

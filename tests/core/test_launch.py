@@ -1,7 +1,6 @@
 """Several processes: how the environment names them, what ends them together, and which may go on."""
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -28,10 +27,10 @@ from dipole.core.utils import process
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.launched import first_node, launched
 from dipole.core.utils.process import describe_self, is_gone
+from tests.ranks import Python
 from tests.runs import refused as fails
 from tests.systems import POSIX, posix
 
-SCRIPT = Path(__file__).with_name("blobs_domain.py")
 SLOWLY = {"OMP_NUM_THREADS": "1", "BLOBS_SECONDS": "0.05"}
 SETTINGS = ("blobs.dropout=0", "train.steps=60", "train.log_every=1", "train.evaluate_every=20", "train.clip=1")
 SETTINGS += ("objective=infonce(temperature=0.2)+0.3*dp+0.1*cllr",)
@@ -149,14 +148,13 @@ def test_what_keeps_another_number_of_ranks_from_going_on():
     assert not same([torch.ones(1)], [1.0])
 
 
-def srun(folder: Path, *arguments: object, **more: str) -> subprocess.Popen[str]:
+def srun(folder: Path, *arguments: object, **more: str) -> Python:
     """The first of two tasks, with what a step of SLURM gives it. The second is its child."""
     step = {"SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_ID": "0", "SLURM_NNODES": "1"}
     with socket.create_server(("127.0.0.1", 0)) as free:
         step |= {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node[1-2]", "MASTER_PORT": str(free.getsockname()[1])}
     step |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "BLOBS_FORK": "rank", **SLOWLY, **more}
-    command, pipe = [sys.executable, str(SCRIPT), *map(str, arguments)], subprocess.PIPE
-    return subprocess.Popen(command, cwd=folder, env=os.environ | step, stdout=pipe, stderr=pipe, text=True)
+    return Python("-m", "blobs_domain", *arguments, cwd=folder, **step)
 
 
 @posix
