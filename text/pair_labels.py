@@ -11,7 +11,7 @@ from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.text import warn
 
 # Columns that tell pairs from other rows: QQP, PAWS, MRPC, STS-B, SICK, NLI sets and mined pairs. See `plain_name`.
-USUAL = frozenset({
+LABELS = frozenset({
     "label", "labels", "goldlabel", "gold", "goldscore", "isduplicate", "duplicate", "isdup", "isparaphrase",
     "paraphrase", "quality", "score", "scores", "similarity", "similarityscore", "simscore", "sim", "similar",
     "issimilar", "cosinesimilarity", "relatedness", "relatednessscore", "relevance", "relevant", "entailment",
@@ -94,35 +94,25 @@ def plain_name(name: Any) -> str:
     return re.sub(r"[\W_]+", "", str(name)).lower()
 
 
-class UnusedColumns:
-    """Columns of the first row that are not used. Labels among them must not vary.
+def check_labels(labels: dict[str, str], row: dict[str, Any], where: str, are_chosen: bool) -> None:
+    """Raise DataError if an unused label, by column, differs from that of the first row.
 
-    If the user has chosen the columns (`are_chosen`), labels that vary give a warning, and no error.
+    If the user has chosen the columns, it is a warning, given once.
     """
-
-    def __init__(self, row: dict[str, Any], used: Iterable[str], are_chosen: bool) -> None:
-        self.names = [str(name) for name in row if name not in used]
-        self.labels = {name: str(row[name]) for name in row if plain_name(name) in USUAL and name not in used}
-        self._are_chosen = are_chosen
-
-    def check(self, row: dict[str, Any], where: str) -> None:
-        """Raise DataError, or warn once, if a label differs from that of the first row."""
-        for name, first in self.labels.items():
-            value = str(row.get(name))
-            if value == first:
-                continue
-            found = f"it holds {first[:40]!r} and {value[:40]!r}"
-            use = (
-                f"Set text.label = {name!r} to train rows of label 1, where text.label_from sets another label and "
-                f"text.label_use = 'target' weights rows."
+    for name, first in labels.items():
+        value = str(row.get(name))
+        if value == first:
+            continue
+        found = f"it holds {first[:40]!r} and {value[:40]!r}"
+        use = (
+            f"Set text.label = {name!r} to train rows of label 1, where text.label_from sets another label and "
+            f"text.label_use = 'target' weights rows."
+        )
+        if not are_chosen:
+            raise DataError(
+                f"{where}: the column {name!r} seems to say which rows belong together: {found}. {use} Or set "
+                f"text.columns to train every row as a pair."
             )
-            if not self._are_chosen:
-                raise DataError(
-                    f"{where}: the column {name!r} seems to say which rows belong together: {found}. {use} Or set "
-                    f"text.columns to train every row as a pair."
-                )
-            warn(
-                f"{where}: the column {name!r} is unused: {found}. Every row is trained as a pair. {use}", stacklevel=5
-            )
-            self.labels = {}
-            return
+        warn(f"{where}: the column {name!r} is unused: {found}. Every row is trained as a pair. {use}", stacklevel=5)
+        labels.clear()
+        return

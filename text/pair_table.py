@@ -17,7 +17,7 @@ from dipole.core.utils.files import atomic_file, remove_scratch, replacing, scra
 from dipole.core.utils.rows import A_ROW_EACH, Located, located_rows, require_columns, texts_in
 from dipole.core.utils.text import counted, warn
 from dipole.text.cache import Told, hash_of, load_or_build, quiet, read_index, write_index
-from dipole.text.pair_labels import ALL_ROWS, PairLabel, UnusedColumns, check_columns, plain_name
+from dipole.text.pair_labels import ALL_ROWS, LABELS, PairLabel, check_columns, check_labels, plain_name
 from dipole.text.splitting import READER
 
 # Usual names, as `plain_name` compares them: anchor, positive, and negatives, which can have a number (negative_3).
@@ -248,7 +248,7 @@ def _read(
     """Add complete rows to a table, and return what `PairTable` tells of the others."""
     names: tuple[str, ...] = ()
     incomplete = fewer = read = characters = filtered = 0
-    unused: UnusedColumns | None = None
+    labels: dict[str, str] = {}  # of the first row, by column, which are not used
     others: set[str] = set()  # labels of rows that are left out
     splits: set[str] = set()  # named in a column of this name
     for where, row in rows:
@@ -259,17 +259,18 @@ def _read(
             names = tuple(columns or _usual(row, where))
             used = [name for name in (*names, label.column) if name is not None]
             require_columns(row, used, where)
-            unused = UnusedColumns(row, used, columns is not None)
+            unused = [str(name) for name in row if name not in used]
+            if label.column is None:
+                labels = {name: str(row[name]) for name in unused if plain_name(name) in LABELS}
             for name in names:
                 cell = row.get(name)
                 if isinstance(cell, str) and WRITTEN.fullmatch(cell):
                     told = f"{where}: {name!r} holds a list or bytes as text, {cell[:40]!r}"
                     warn(f"{told}, which is trained as it is. Save lists as .jsonl, and decode bytes", stacklevel=4)
-            if columns is None and unused.names:
-                listed = ", ".join(map(repr, unused.names))
+            if columns is None and unused:
+                listed = ", ".join(map(repr, unused))
                 warn(f"{source}: pairs are {', '.join(map(repr, names))}. Unused: {listed}", stacklevel=4)
-        if unused is not None and label.column is None:
-            unused.check(row, where)
+        check_labels(labels, row, where, columns is not None)
         if "split" in row:
             splits.add(str(row["split"]))
         weight: float | None = 1

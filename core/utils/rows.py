@@ -26,7 +26,6 @@ LONGEST_CELL = 2**31 - 1  # bytes of a CSV cell; the library's own limit is 128 
 DIVIDERS = ",;\t|"
 WIDE = b"\xff\xfe", b"\xfe\xff"  # marks of UTF-16
 PACKED = b"\x1f\x8b", b"PK", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd"
-LOOKED_AT = 1 << 16  # characters of a JSON file that tell its form
 LONGEST_HEADER = 1 << 16  # bytes
 QUOTED = re.compile(r'"(?:[^"]|"")*"')
 NAME = re.compile(r'"?\w[\w -]{0,39}"?')
@@ -209,18 +208,16 @@ def json_rows(file: Path) -> Iterator[Located]:
 
 def _is_array(lines: IO[str]) -> bool:
     """Return whether a file is one array of objects, rather than lines that may be arrays. Stay at its start."""
-    start = lines.read(LOOKED_AT).lstrip()
+    first = next((line for line in lines if line.strip()), "")
+    is_alone = not any(line.strip() for line in lines)
     lines.seek(0)
-    if not start.startswith("["):
+    if not first.lstrip().startswith("["):
         return False
-    first, ended, rest = start.partition("\n")
-    if not ended and len(start) >= LOOKED_AT // 2:
-        return start[1:].lstrip().startswith("{")
     try:
-        value = json.loads(first)
+        values = json.loads(first)
     except ValueError:
         return True
-    return not rest.strip() and all(isinstance(each, dict) for each in value)
+    return is_alone and all(isinstance(each, dict) for each in values)
 
 
 def _whole_text(text: str, row: Any) -> Any:

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 import dipole
-from dipole.core.utils import rows as reading
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.rows import Asker, located_rows
 from dipole.text.pair_labels import PairLabel
@@ -298,10 +297,8 @@ def test_reads_quoted_tabs_as_they_were_written(tmp_path, quoting):
 VALUES = [{"anchor": f"a{i} \\ud \u4f60", "positive": ["b]", "{", '"'], "n": [1.5, None, {"x": i}]} for i in range(30)]
 
 
-@pytest.mark.parametrize("looked_at", [7, 1 << 16])
 @pytest.mark.parametrize("written", ["lines", "array", "indented", "spread", "crlf"])
-def test_reads_arrays_and_lines_alike(tmp_path, monkeypatch, written, looked_at):
-    monkeypatch.setattr(reading, "LOOKED_AT", looked_at)
+def test_reads_arrays_and_lines_alike(tmp_path, written):
     text = {
         "lines": "".join(json.dumps(value) + "\n" for value in VALUES),
         "array": json.dumps(VALUES),

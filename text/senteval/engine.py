@@ -13,7 +13,7 @@ import torch
 
 from dipole.core.utils.cache import found
 from dipole.core.utils.errors import OptionError
-from dipole.core.utils.files import atomic_file, why
+from dipole.core.utils.files import atomic_file, disk_refusing
 from dipole.core.utils.progress import Progress
 from dipole.text.senteval.encoders import Pooling, as_encode, as_rows, same_width, task_names
 from dipole.text.senteval.protocols import ProbeSettings, check_device
@@ -184,15 +184,10 @@ def _check_cache(params: Params) -> None:
         raise OptionError("cache needs 'cache_key', a name that tells this encoder's features from others'")
     if not isinstance(params.cache, str | Path):
         raise OptionError(f"cache must be a folder, got {params.cache!r:.60}")
-    try:
+    with disk_refusing(f"cache: the folder {str(params.cache)[:200]} cannot be written", OptionError, "cache"):
         Path(params.cache).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=params.cache):
             pass
-    except (OSError, ValueError) as error:  # a path with a null character
-        reason: object = error
-        if isinstance(error, OSError):
-            reason = why(error)
-        raise OptionError(f"cache: the folder {str(params.cache)[:200]} cannot be written: {reason}") from None
 
 
 def _distinct(tasks: Iterable[Task]) -> list[tuple[str, ...]]:
