@@ -5,7 +5,6 @@ import gc
 import multiprocessing
 import os
 import runpy
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -67,14 +66,14 @@ class Python:
         self.process.join(timeout)
         self.returncode = self.poll()
         with self.streams as folder:
-            return [Path(folder, name).read_text() for name in "12"]
+            self.stdout, self.stderr = (Path(folder, name).read_text() for name in "12")
+        return self.stdout, self.stderr
 
 
 def run_python(*arguments, **given):
-    """Return what `subprocess.run` does for such a program."""
     program = Python(*arguments, **given)
-    said = program.communicate()
-    return subprocess.CompletedProcess(arguments, program.returncode, *said)
+    program.communicate()
+    return program
 
 
 def _run_python(arguments, cwd, environment, streams):

@@ -77,7 +77,7 @@ class Killer(threading.Thread):
     pytest.param(lambda: SlurmEngine(2, 1, cluster="local"), marks=pytest.mark.slow),
 ], ids=["pool", "local", "slurm"])  # fmt: skip
 def test_a_killed_worker_is_replaced_and_its_run_goes_on_from_its_checkpoint(tmp_path, make):
-    victim, *others = task(0, 60), task(1), task(2)
+    victim, *others = task(0, 30), task(1), task(2)
     engine = make()
     killer = Killer(tmp_path, victim.hash, times=1, parent=isinstance(engine, SlurmEngine))
     results = run(engine, [victim, *others], tmp_path)
@@ -86,7 +86,7 @@ def test_a_killed_worker_is_replaced_and_its_run_goes_on_from_its_checkpoint(tmp
     assert read_records(tmp_path).done.keys() == {each.hash for each in [victim, *others]}
     # Each step was trained and logged once, because the second process began at the checkpoint of the first.
     lines = map(json.loads, (tmp_path / victim.hash / "metrics.jsonl").read_text().splitlines())
-    assert [line["step"] for line in lines if "train/loss" in line] == list(range(1, 61))
+    assert [line["step"] for line in lines if "train/loss" in line] == list(range(1, 31))
     assert [starts(each, tmp_path) for each in [victim, *others]] == [2, 1, 1]
 
 

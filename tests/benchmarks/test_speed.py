@@ -173,7 +173,7 @@ def test_left_behind_finds_all_kinds(run, tmp_path):
 
 
 @pytest.mark.parametrize(("program", "limits"), [
-    ("import time; time.sleep(60)", {"idle_seconds": 3.0}),
+    ("import time; time.sleep(60)", {"idle_seconds": 2.0}),
     ("while True: pass", {"cpu_seconds": 0.5, "idle_seconds": 60.0}),
 ], ids=["waits", "computes"])  # fmt: skip
 def test_notices_endless_processes_and_writes_their_stacks(soak, program, limits):

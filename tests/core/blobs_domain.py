@@ -1,8 +1,7 @@
 """The smallest real domain: Gaussian blobs, a linear encoder with dropout, optionally a queue of old keys.
 
 As a script it is `dipole` with this domain: python blobs_domain.py train RECIPE ... It runs the lines of
-BLOBS_FIRST before and prints their exit codes. A process forked from it does the same: with BLOBS_FORK=before it ends
-first, with BLOBS_FORK=rank it is the second rank, and its exit code is printed.
+BLOBS_FIRST before and prints their exit codes.
 """
 
 import hashlib
@@ -131,18 +130,6 @@ if __name__ == "__main__":
     if "BLOBS_SECONDS" in os.environ:
         pause = float(os.environ["BLOBS_SECONDS"])
         blobs_domain.BlobsAdapter.on_batch = staticmethod(lambda index: time.sleep(pause))
-    child, fork = 0, os.environ.get("BLOBS_FORK")
-    if fork:
-        import torch._dynamo  # the optimizer imports it, for seconds
-
-        child = os.fork()
-        if child and fork == "before":
-            os.waitpid(child, 0)
-        if not child and fork == "rank":
-            os.environ.update(SLURM_PROCID="1", SLURM_LOCALID="1")
     for line in os.environ.get("BLOBS_FIRST", "").splitlines():
         print(main(line.split()), flush=True)
-    code = main()
-    if child and fork == "rank":
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    sys.exit(code)
+    sys.exit(main())

@@ -6,10 +6,10 @@ import shlex
 import signal
 import subprocess
 import sys
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
-import psutil
 import pytest
 from packaging.requirements import Requirement
 from runs import assert_same_bits, change, dipole, done, refused, told, wait_for
@@ -173,20 +173,19 @@ def test_doctor_names_problems_and_fixes(blobs, capsys, monkeypatch):
 
 def test_killed_and_interrupted_processes_continue(blobs, tmp_path):
     common = ("train", blobs, "--set", "train.steps=30", "train.checkpoint_every=4", "train.log_every=1", "--runs")
-    slow = {"BLOBS_SECONDS": "0.05"} | ({"BLOBS_FORK": "before"} if POSIX else {})
 
     def logged() -> int:
         return sum(len(read_metrics(path)) for path in (tmp_path / "parts").glob("*/metrics.jsonl"))
 
-    process = Python("-m", "blobs_domain", *common, "parts", cwd=tmp_path, **slow)
+    start = partial(Python, "-m", "blobs_domain", *common, "parts", cwd=tmp_path, BLOBS_SECONDS="0.05")
+    process = start()
     wait_for(lambda: logged() >= 6, process)
-    (first,) = psutil.Process(process.pid).children() if POSIX else [psutil.Process(process.pid)]
-    first.kill()
-    first.wait()
+    process.process.kill()
+    process.communicate()
     (path,) = (tmp_path / "parts").glob("*/record.json")
     assert (read_record(path).status, json.loads(path.read_text())["status"]) == ("interrupted", "running")
     if POSIX:
-        before = logged()
+        process, before = start(), logged()
         wait_for(lambda: logged() > before + 5, process)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=300)

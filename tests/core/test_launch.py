@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,25 +149,24 @@ def test_what_keeps_another_number_of_ranks_from_going_on():
     assert not same([torch.ones(1)], [1.0])
 
 
-def srun(folder: Path, *arguments: object, **more: str) -> Python:
-    """The first of two tasks, with what a step of SLURM gives it. The second is its child."""
+def srun(folder: Path, *arguments: object, **more: str) -> list[Python]:
+    """Two tasks, with what a step of SLURM gives them."""
     step = {"SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_ID": "0", "SLURM_NNODES": "1"}
     with socket.create_server(("127.0.0.1", 0)) as free:
         step |= {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node[1-2]", "MASTER_PORT": str(free.getsockname()[1])}
-    step |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "BLOBS_FORK": "rank", **SLOWLY, **more}
-    return Python("-m", "blobs_domain", *arguments, cwd=folder, **step)
+    start = partial(Python, "-m", "blobs_domain", *arguments, cwd=folder, **step, **SLOWLY, **more)
+    return [start(SLURM_PROCID=rank, SLURM_LOCALID=rank) for rank in "01"]
 
 
 @posix
 def test_errors_are_told_once_a_signal_to_one_rank_ends_both_at_one_step_and_one_process_goes_on(blobs, tmp_path):
     wrong = {"train.batch_sise=8": "train.batch_sise", "train.batch_size=15": "15 cannot be divided among 2 ranks"}
     first = "\n".join(f"train {blobs} --set {setting}" for setting in wrong)
-    rank = srun(tmp_path, "train", blobs, "--runs", "parts", "--set", *SETTINGS, BLOBS_FIRST=first)
-    wait_for(lambda: sum(len(read_metrics(path)) for path in tmp_path.glob("parts/*/metrics.jsonl")) > 5, rank)
-    (other,) = psutil.Process(rank.pid).children()
-    other.send_signal(signal.SIGUSR1)
-    codes, said = rank.communicate(timeout=100)
-    assert (rank.returncode, codes.split()) == (75, ["2"] * 4 + ["75"]), said
+    ranks = srun(tmp_path, "train", blobs, "--runs", "parts", "--set", *SETTINGS, BLOBS_FIRST=first)
+    wait_for(lambda: sum(len(read_metrics(path)) for path in tmp_path.glob("parts/*/metrics.jsonl")) > 5, *ranks)
+    ranks[1].send_signal(signal.SIGUSR1)
+    said = "".join(rank.communicate(timeout=100)[1] for rank in ranks)
+    assert [(rank.returncode, rank.stdout.split()) for rank in ranks] == [(75, ["2", "2"])] * 2, said
     assert [said.count(each) for each in (*wrong.values(), "error:")] == [1, 1, 3]
     assert said.count("the checkpoint is saved. Repeat the command to continue.") == 1
     assert "Traceback" not in said
