@@ -21,6 +21,8 @@ LONG = 64  # words of a long sentence where nothing is cut
 
 def open_folder(folder: Path, device: torch.device, features: str | None) -> Embedder | None:
     """Open a folder of a sentence encoder. Return None if it is none."""
+    from dipole.core.utils.backbone import reads_images
+
     if (folder / SENTENCE_TRANSFORMERS).is_file():
         encode, tokenizer = _sentence_transformer(folder, device)
     elif not (folder / TOKENIZER).is_file():
@@ -31,7 +33,7 @@ def open_folder(folder: Path, device: torch.device, features: str | None) -> Emb
         check_onnx()
         run = open_onnx(folder / ONNX)
         encode, tokenizer = _tokenized(folder, lambda ids, mask: run({"input_ids": ids, "attention_mask": mask}))
-    elif (folder / CONFIG).is_file():
+    elif (folder / CONFIG).is_file() and not reads_images(folder):
         encode, tokenizer = _tokenized(folder, _transformer(folder, device))
     else:
         return None
@@ -77,7 +79,7 @@ def _transformer(folder: Path, device: torch.device) -> Any:
     from dipole.text.encoders.networks import pooled
     from dipole.text.portable import DipoleSentenceModel
 
-    model = open_exported(folder, device)
+    model = open_exported(folder, device, "input_ids")
 
     @torch.no_grad()
     def read(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

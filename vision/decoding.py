@@ -101,9 +101,8 @@ class Stream:
 class Encoded:
     """n encoded images. `self[index]` decodes some of them in parallel to uint8 (k, 3, size, size).
 
-    A file that cannot be decoded raises an error when it is read. With on_corrupt = "skip" it is named in `skipped` and
-    replaced by the next readable image (of the same class, except at the border of two). Random crops are cut from the
-    images at their stored resolution (`crops`).
+    A file that cannot be decoded raises an error when it is read. With on_corrupt = "skip" it is in `skipped`, and
+    the next readable image takes its place and label. Random crops are cut from the stored images (`crops`).
 
     Args:
         names: of all images of the data set.

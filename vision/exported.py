@@ -13,12 +13,13 @@ if TYPE_CHECKING:
 
     from dipole.core.train.inference import Embedder
 
-PROCESSOR, CONFIG, ONNX = "preprocessor_config.json", "config.json", "model.onnx"
+PROCESSORS, CONFIG, ONNX = ("preprocessor_config.json", "processor_config.json"), "config.json", "model.onnx"
 
 
 def open_folder(folder: Path, device: torch.device, features: str | None) -> Embedder | None:
     """Open a folder as an encoder of image files. Return None if it holds no image encoder."""
-    if not (folder / PROCESSOR).is_file():
+    told = [folder / name for name in PROCESSORS if (folder / name).is_file()]
+    if not told:
         return None
     is_onnx = (folder / ONNX).is_file()
     if not is_onnx:
@@ -36,7 +37,7 @@ def open_folder(folder: Path, device: torch.device, features: str | None) -> Emb
     from dipole.core.train.onnx_file import check_onnx, open_onnx
     from dipole.core.utils.backbone import open_exported
     from dipole.core.utils.errors import DataError
-    from dipole.vision.encoders.hub import CHANNELS, read_pooled, register_exports
+    from dipole.vision.encoders.hub import CHANNELS, read_pooled, register_exports, unmasked
     from dipole.vision.image_ops import centre
     from dipole.vision.inference import ImageEmbedder
 
@@ -45,13 +46,14 @@ def open_folder(folder: Path, device: torch.device, features: str | None) -> Emb
         run = open_onnx(folder / ONNX)
     else:
         register_exports()
-        model = open_exported(folder, device)
+        model = open_exported(folder, device, "pixel_values", unmasked)
     chosen_features(features, ("encoder",))
     try:
-        settings = read_json(folder / PROCESSOR)
+        settings = read_json(told[0])
+        settings = settings.get("image_processor", settings)
         processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # transformers raises many types
-        raise DataError(f"{folder / PROCESSOR} cannot be read: {str(error).partition(chr(10))[0]}") from error
+        raise DataError(f"{told[0]} cannot be read: {str(error).partition(chr(10))[0]}") from error
 
     channels = settings.get(CHANNELS, 3)
     if CHANNELS not in settings and settings.get("do_convert_rgb") is False:  # a grey export of earlier versions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dipole.core.utils.errors import ConfigError, DataError, causes
+from dipole.core.utils.errors import ConfigError, causes
 from dipole.core.utils.extras import install_line
 from dipole.core.utils.hub import without_retry_messages
 from dipole.core.utils.modes import in_mode
@@ -197,20 +197,17 @@ def network_class(config: Any) -> Any:
     return getattr(transformers, type(config).__name__.removesuffix("Config") + "EncoderModel", transformers.AutoModel)
 
 
-def open_exported(folder: Path, device: torch.device) -> Any:
-    """Return the model in a folder that `save_pretrained` wrote, for evaluation. Raise DataError if it has none."""
-    from transformers import AutoConfig
+def open_exported(folder: Path, device: torch.device, takes: str, edit: Callable[[Any], None] | None = None) -> Any:
+    """Return the model in a folder that `save_pretrained` wrote, for evaluation, as `load`."""
+    return load(NetworkSource(str(folder), "RUN", "pretrained"), takes, edit).model.eval().to(device)
 
-    if refused := refusal(folder):
-        raise DataError(f"{folder} cannot be loaded: {refused}.")
-    options: dict[str, Any] = {"trust_remote_code": False}
-    try:
-        with without_transformers_output():
-            network = network_class(AutoConfig.from_pretrained(folder, **options))
-            found = network.from_pretrained(folder, use_safetensors=safetensors_only(), **options)
-    except Exception as error:  # transformers, safetensors and the model each raise their own
-        raise DataError(f"{folder} cannot be loaded: {str(error).partition(chr(10))[0]}") from error
-    return found.eval().to(device)
+
+def reads_images(folder: Path) -> bool:
+    """Return whether the model in a folder reads images, as CLIP does beside sentences."""
+    with suppress(ConfigError):
+        read_config(NetworkSource(str(folder), "RUN"), "pixel_values")
+        return True
+    return False
 
 
 def is_random(model: nn.Module, run: Callable[[], Tensor]) -> bool:

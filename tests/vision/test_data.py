@@ -265,16 +265,13 @@ def test_cifar10_subset(shared_data):
     parts = read(shared_data / "cifar10/cifar10_train.npz", test=str(shared_data / "cifar10/cifar10_test.npz"))
     assert parts.train.images.shape == (10_000, 3, 32, 32)
     assert parts.test.counts() == dict.fromkeys(parts.test.class_names, 200)
-    mean, std = parts.train.statistics
-    np.testing.assert_allclose(mean, (0.4934, 0.4831, 0.4470), atol=1e-4)
-    np.testing.assert_allclose(std, (0.2460, 0.2441, 0.2616), atol=1e-4)
+    np.testing.assert_allclose(parts.train.statistics, [(0.4934, 0.4831, 0.4470), (0.2460, 0.2441, 0.2616)], atol=1e-4)
 
 
 def test_a_set_larger_than_memory_stays_encoded_and_gives_the_same_images(folder):
     whole = opened(folder, size=8)
     lazy = opened(folder, size=8, memory=100)
     assert not isinstance(lazy.images, torch.Tensor)
-    assert lazy.images.shape == whole.images.shape
     index = torch.tensor([6, 1, 3])
     assert torch.equal(lazy.images[index], whole.images[index])
     assert torch.equal(torch.cat(list(lazy.images.split(3))), whole.images)
@@ -287,13 +284,9 @@ def test_a_set_larger_than_memory_stays_encoded_and_gives_the_same_images(folder
 
 
 def test_an_error_of_a_batch_made_ahead_is_raised_in_its_turn():
-    def failing():
-        yield 1
-        raise DataError("broken")
-
-    items = prefetched(failing())
+    items = prefetched(1 // number for number in (1, 0))
     assert next(items) == 1
-    refused(DataError, "broken", next, items)
+    refused(ZeroDivisionError, "by zero", next, items)
 
 
 def test_pretraining_images_may_lie_elsewhere(folder, tmp_path_factory):
@@ -303,9 +296,7 @@ def test_pretraining_images_may_lie_elsewhere(folder, tmp_path_factory):
         pictures(elsewhere / "train" / name, range(50, 50 + count))
     (elsewhere / "names.txt").write_text("q3\nq1\n")
     parts = read(folder, pretrain=str(elsewhere), pretrain_classes=str(elsewhere / "names.txt"))
-    info = parts.info()
-    assert info["counts"]["pretrain"] == {"q3": 2, "q1": 6}
-    assert set(info["counts"]["train"]) == {"cat", "dog"}
+    assert parts.info()["counts"]["pretrain"] == {"q3": 2, "q1": 6}
     assert parts.train.class_names == ("cat", "dog")
     for image in (elsewhere / "train").rglob("*.png"):
         image.write_bytes(png(1, 20, 20))

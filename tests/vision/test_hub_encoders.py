@@ -19,9 +19,11 @@ from dipole.core.train.recipe import resolve
 from dipole.core.utils import backbone
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.seeding import seed_everything
+from dipole.text.exported import open_folder as open_sentences
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.encoders import EncoderConfig, build_encoder
 from dipole.vision.encoders.hub import HubEncoder, Processor, from_settings
+from dipole.vision.exported import open_folder
 from dipole.vision.frameworks.base import Setup
 from dipole.vision.image_set import ImageSet
 from tests.runs import refused
@@ -109,6 +111,9 @@ def test_its_vectors_are_those_of_a_plain_vit_and_of_its_export(mae, tmp_path):
     own.save_pretrained(tmp_path)
     for each in (own, encoder(tmp_path, pooling="mean").eval()):
         torch.testing.assert_close(each(images), expected, atol=1e-5, rtol=1e-4)
+    shutil.copy(mae / "config.json", tmp_path)  # as another program wrote it
+    foreign = open_folder(tmp_path, torch.device("cpu"), None)
+    torch.testing.assert_close(*(foreign.vectors(list((255 * images).byte())) for _ in range(2)))
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -134,10 +139,20 @@ def test_features_are_those_of_transformers(models, name):
     assert list(default.taps) == ["embeddings", "layer1", "layer2", "pooled"]
 
 
-def test_images_of_other_channels_and_models_of_text(models):
+def test_images_of_other_channels_and_models_of_text(models, tmp_path):
     images = torch.rand(2, 3, SIDE, SIDE)
     theirs = reference(models / "clip", images, CLIPVisionModel)
     assert torch.allclose(encoder(models / "clip").eval()(images), theirs.pooler_output, atol=1e-6)
+    folder = shutil.copytree(models / "clip", tmp_path / "clip")
+    said = (folder / "preprocessor_config.json").read_text()
+    (folder / "preprocessor_config.json").unlink()
+    (folder / "processor_config.json").write_text(f'{{"image_processor": {said}}}')  # by transformers 5
+    (folder / "tokenizer.json").write_text("{}")
+    assert open_sentences(folder, torch.device("cpu"), None) is None
+    pixels = (255 * images).byte()
+    theirs = reference(folder, pixels / 255, CLIPVisionModel)
+    found = open_folder(folder, torch.device("cpu"), None).vectors(list(pixels))
+    assert torch.allclose(found, theirs.pooler_output, atol=1e-5)
     grey = torch.rand(2, 1, SIDE, SIDE)
     own = encoder(models / "resnet", channels=1).eval()
     expected = reference(models / "resnet", grey.expand(-1, 3, -1, -1)).pooler_output.flatten(1)

@@ -192,12 +192,11 @@ def test_images_that_are_left_out_are_named_once(tmp_path):
 ])  # fmt: skip
 def test_labels_that_the_probes_miss_are_said_before_training(tmp_path, place, probes, message):
     image_folder(tmp_path / "x", place, count=24)
-    data = [f"vision.data.source={tmp_path / 'x'}", f"vision.probe.probes={probes}"]
-    settings = [*ONE_STEP, *data, "train.batch_size=4"]
+    settings = [f"vision.data.source={tmp_path / 'x'}", f"vision.probe.probes={probes}", "train.batch_size=4"]
     if message is None:
-        assert run_of("digits-simclr", tmp_path / "runs", *settings).status == "done"
+        assert run_of("digits-simclr", tmp_path / "runs", *ONE_STEP, *settings).status == "done"
         return
-    refused(DataError, message, run_of, "digits-simclr", tmp_path / "runs", *settings)
+    refused(DataError, message, run_of, "digits-simclr", tmp_path / "runs", *ONE_STEP, *settings)
     assert not list(tmp_path.rglob("checkpoints/*"))
 
 
@@ -259,25 +258,17 @@ def test_every_source(tmp_path, monkeypatch, kind, memory):
     monkeypatch.setenv("DIPOLE_CACHE", str(tmp_path / "cache"))
     source = source_of(kind, tmp_path / "a", [photo(6), png(UPRIGHT)])
     images = open_source(source, Decoding(12, memory=memory)).read("train").images
-    turned, plain = images[torch.arange(2)]
-    assert torch.equal(turned, plain)
+    assert torch.equal(*images[torch.arange(2)])
     if not isinstance(images, torch.Tensor):
         shapes = []
-
-        def place(place, height, width):
-            shapes.append((height, width))
-            return [(0, 0, 4, 4)]
-
-        images.crops(torch.arange(2), place, [4])
+        images.crops(torch.arange(2), lambda place, *shape: shapes.append(shape) or [(0, 0, 4, 4)], [4])
         assert shapes == [UPRIGHT.shape[:2]] * 2
 
 
 def test_folders_of_one_size_embedding_and_pairs(tmp_path):
     source_of("folder", tmp_path / "a", [photo(8), png(UPRIGHT)])
-    turned, plain = opened(tmp_path).images
-    assert torch.equal(turned, plain)
-    (_, turned), (_, plain) = read_images(tmp_path / "a").rows
-    assert torch.equal(turned, plain)
+    assert torch.equal(*opened(tmp_path).images)
+    assert torch.equal(*(image for _, image in read_images(tmp_path / "a").rows))
     (tmp_path / "pairs.csv").write_text("image,other\na/000.png,a/001.png\n")
     pairs = read_pairs(str(tmp_path / "pairs.csv"), ["image", "other"], False, Decoding())
     assert torch.equal(*(column[0] for column in pairs.columns))

@@ -218,16 +218,16 @@ def _load(source: backbone.NetworkSource, channels: int) -> tuple[backbone.Backb
     of_timm = getattr(config, "pretrained_cfg", None) or {}
     inputs = int(getattr(config, "num_channels", of_timm.get("input_size", (3,))[0]))
     if channels in (1, inputs):
-        return backbone.load(source, "pixel_values", _unmasked), inputs
+        return backbone.load(source, "pixel_values", unmasked), inputs
     if channels > inputs or not hasattr(config, "num_channels"):
         raise source.error(
             f"it reads images of {counted(inputs, 'channel')}, these have {channels}. Give a model for "
             f"{counted(channels, 'channel')}"
         )
-    built = backbone.load(source, "pixel_values", _unmasked)
+    built = backbone.load(source, "pixel_values", unmasked)
 
     def narrow(config: Any) -> None:
-        _unmasked(config)
+        unmasked(config)
         config.num_channels = channels
 
     model = backbone.load(replace(source, weights="random"), "pixel_values", narrow).model
@@ -242,7 +242,7 @@ def _load(source: backbone.NetworkSource, channels: int) -> tuple[backbone.Backb
     return built, inputs
 
 
-def _unmasked(config: Any) -> None:
+def unmasked(config: Any) -> None:
     if hasattr(config, MASKED):
         setattr(config, MASKED, 0.0)
 
