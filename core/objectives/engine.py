@@ -67,17 +67,17 @@ def similarities(
     precision, which kernels then multiply.
     """
     wanted = list(dict.fromkeys(statistics))
-    known = pairs.known
-    if wanted and not known.partners and _is_dense(len(x), len(y), x.device):
+    facts = pairs.facts
+    if wanted and not facts.partners and _is_dense(len(x), len(y), x.device):
         matrix, index, excluded = x @ y.t(), pairs.positives, pairs.excluded
-        if known.padded or known.first_negative:
+        if facts.padded or facts.first_negative:
             index, excluded = index.clamp_min(0), pairs.excluded_mask()
         found = dense(matrix, excluded, wanted, pairs.negative_counts, bound, pairs.all_have_negatives)
         return matrix.gather(1, index), found
     positive = listed_similarities(x, y, pairs.positives)
     if not wanted:
         return positive, {}
-    if known.partners:
+    if facts.partners:
         return positive, _between_views(x, y, pairs, wanted, bound, embeddings)
     return positive, statistics_of(pairs, x, y, wanted, bound, embeddings)
 
@@ -155,8 +155,8 @@ def statistics_of(
         statistics,
         counts=pairs.negative_counts,
         bound=bound,
-        symmetric=pairs.known.mutual and x is y,
-        first=pairs.known.first_negative,
+        symmetric=pairs.facts.mutual and x is y,
+        first=pairs.facts.first_negative,
         embeddings=embeddings,
     )
 
@@ -175,11 +175,11 @@ def _between_views(
     embeddings: tuple[Tensor, Tensor] | None,
 ) -> dict[AnyStatistic, Tensor]:
     """Return the statistics of pairs of views. Each run of anchors needs the columns of one view only."""
-    known, counts = pairs.known, pairs.negative_counts
-    batch, parts, start = known.candidate_views[0][1], [], 0
+    facts, counts = pairs.facts, pairs.negative_counts
+    batch, parts, start = facts.candidate_views[0][1], [], 0
     # The rows of the other views come first among the ignored ones.
     excluded = torch.cat([pairs.positives, pairs.ignored[:, len(y) - batch :]], 1)
-    for (_, length), partner in zip(known.anchor_views, known.partners, strict=True):
+    for (_, length), partner in zip(facts.anchor_views, facts.partners, strict=True):
         mine, theirs = slice(start, start + length), slice(partner * batch, (partner + 1) * batch)
         start, outside = start + length, excluded[mine] - theirs.start
         if _is_dense(length, batch, x.device):

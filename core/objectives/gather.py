@@ -115,11 +115,11 @@ def _check_queues(pairs: Sequence[Pairs]) -> None:
 
 def _mark(pairs: Pairs) -> int:
     """Return a checksum of a sample of the queue's rows, or 0 without a queue."""
-    if not pairs.known.queue:
+    if not pairs.facts.queue:
         return 0
-    runs = pairs.known.candidate_views
+    runs = pairs.facts.candidate_views
     first = sum(length for _, length in runs[: next(n for n, (view, _) in enumerate(runs) if view == NO_VIEW)])
-    rows = pairs.candidates.detach()[first : first + pairs.known.queue]
+    rows = pairs.candidates.detach()[first : first + pairs.facts.queue]
     some = rows[:: max(1, len(rows) // QUEUE_ROWS_READ)].double()
     return zlib.crc32(some.numpy().tobytes())
 
@@ -252,7 +252,7 @@ def source_of(pairs: Pairs) -> EncodedBatch | None:
             rows |= {f"{key}.{number}": each for number, each in enumerate(value)}
         else:
             shared[key] = value
-    batch, columns, runs = len(next(iter(rows.values()))), 0, len(pairs.known.anchor_views)
+    batch, columns, runs = len(next(iter(rows.values()))), 0, len(pairs.facts.anchor_views)
     if listed is not None:
         others = [row for key, row in list(rows.items())[1:] if key not in ("labels", "index")]
         columns = sum(row.shape[1] if row.ndim == 3 else 1 for row in others)

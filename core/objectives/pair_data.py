@@ -123,13 +123,13 @@ class PairData:
     weights: Tensor | None = None  # (A,) or (A, K)
     layout: PairLayout | None = field(default=None, repr=False)
     # The layout, or one without special properties for user-defined indices.
-    known: PairLayout = field(init=False, repr=False)
+    facts: PairLayout = field(init=False, repr=False)
     # The constructor's name and arguments. A changed copy has none.
     call: tuple[str, tuple[Any, ...], dict[str, Any]] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        known = self._checked_indices() if self.layout is None else self.layout
-        object.__setattr__(self, "known", known)
+        facts = self._checked_indices() if self.layout is None else self.layout
+        object.__setattr__(self, "facts", facts)
         if self.anchors is self.candidates and self.candidate_index is None:
             object.__setattr__(self, "candidate_index", self.index)
 
@@ -266,7 +266,7 @@ class PairData:
     @property
     def first_negative(self) -> int:
         """Number of leading candidates that are never negatives."""
-        return self.known.first_negative
+        return self.facts.first_negative
 
     @cached_property
     def view(self) -> Tensor:
@@ -274,7 +274,7 @@ class PairData:
 
         With several ranks the anchors are only one rank's share of a view.
         """
-        return views_of(self.known.anchor_views, self.anchors.device)
+        return views_of(self.facts.anchor_views, self.anchors.device)
 
     @cached_property
     def candidate_view(self) -> Tensor:
@@ -282,7 +282,7 @@ class PairData:
 
         `with_intra_batch` adds the anchors that are not yet candidates.
         """
-        return views_of(self.known.candidate_views, self.candidates.device)
+        return views_of(self.facts.candidate_views, self.candidates.device)
 
     def batch_views(self) -> tuple[Tensor, ...]:
         """Return the rows of each view, (B, d) each: the anchors' views, then further ones among the candidates.
@@ -290,7 +290,7 @@ class PairData:
         Candidates outside the batch, such as a queue, belong to no view.
         """
         found: dict[int, Tensor] = {}
-        for rows, runs in ((self.anchors, self.known.anchor_views), (self.candidates, self.known.candidate_views)):
+        for rows, runs in ((self.anchors, self.facts.anchor_views), (self.candidates, self.facts.candidate_views)):
             for (view, _), part in zip(runs, rows.split([length for _, length in runs]), strict=True):
                 if view != NO_VIEW:
                     found.setdefault(view, part)
@@ -302,8 +302,8 @@ class PairData:
 
         For `from_window` it is 2 window. Anchors at the ends of a document may have fewer.
         """
-        if self.known.fewest is not None:
-            return self.known.fewest
+        if self.facts.fewest is not None:
+            return self.facts.fewest
         counts = (self.positives >= 0).sum(1)
         some = counts[counts > 0]
         return min(some.tolist(), default=0)
@@ -321,7 +321,7 @@ class PairData:
             PairsError: `problem(fewest)`. For user-defined indices on CUDA the device raises a RuntimeError later,
                 because their values are not read back.
         """
-        if self.known.fewest is not None or reads_at_once(self.anchors):
+        if self.facts.fewest is not None or reads_at_once(self.anchors):
             if self.fewest < count:
                 raise PairsError(problem(self.fewest))
             return
@@ -336,14 +336,14 @@ class PairData:
     @cached_property
     def positive_mask(self) -> Tensor | None:
         """(A, K) True where `positives` is not padding. None if nothing is padded."""
-        if self.known.padded:
+        if self.facts.padded:
             return self.positives >= 0
         return None
 
     @property
     def _free(self) -> tuple[int, int]:
         """The number of candidates that may be negatives, and of excluded ones listed among them."""
-        first = self.known.first_negative
+        first = self.facts.first_negative
         # Positives lie before the first negative, where there is such a border.
         listed = self.ignored if first else self.excluded
         return len(self.candidates) - first, listed.shape[1]
@@ -352,19 +352,19 @@ class PairData:
     def negative_counts(self) -> Tensor:
         """(A,) number of negatives of each anchor."""
         free, listed = self._free
-        if not self.known.padded:
+        if not self.facts.padded:
             return torch.full((len(self.anchors),), free - listed, device=self.anchors.device)
         # A candidate may be listed twice (as a positive and as ignored): count distinct ones.
         order = self.excluded.sort(1).values
         fresh = torch.ones_like(order, dtype=torch.bool)
         fresh[:, 1:] = order[:, 1:] != order[:, :-1]
-        return free - (fresh & (order >= self.known.first_negative)).sum(1)
+        return free - (fresh & (order >= self.facts.first_negative)).sum(1)
 
     @cached_property
     def has_negatives(self) -> bool | None:
         """Return whether any anchor has a negative. None if the answer would need to wait for a device."""
         free, listed = self._free
-        if not self.known.padded or free == 0 or free > listed:
+        if not self.facts.padded or free == 0 or free > listed:
             return free > listed
         if reads_at_once(self.anchors):
             return bool((self.negative_counts > 0).any())
@@ -373,7 +373,7 @@ class PairData:
     @property
     def all_have_negatives(self) -> bool:
         """Return whether every anchor surely has a negative. This reads nothing from a device."""
-        return not self.known.padded and self.has_negatives is True
+        return not self.facts.padded and self.has_negatives is True
 
     @cached_property
     def has_positives(self) -> bool | None:

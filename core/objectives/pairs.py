@@ -163,14 +163,14 @@ class Pairs(Constructors):
             PairsError: `count` is not an integer >= 0.
         """
         check_count("count", count, 0)
-        known = self.known
-        fewest = None if known.fewest is None else min(count, known.fewest)
+        facts = self.facts
+        fewest = None if facts.fewest is None else min(count, facts.fewest)
         return replace(
             self,
             positives=self.positives[:, :count],
             weights=self.weights if self.weights is None or self.weights.ndim == 1 else self.weights[:, :count],
             ignored=torch.cat([self.ignored, self.positives[:, count:]], 1),
-            layout=replace(known, fewest=fewest, padded=True),  # ignored ones may lie before the first negative
+            layout=replace(facts, fewest=fewest, padded=True),  # ignored ones may lie before the first negative
         )
 
     def with_positives(self, positives: Tensor) -> Self:
@@ -191,7 +191,7 @@ class Pairs(Constructors):
             self,
             positives=pads_last(positives),
             views=False,
-            layout=replace(self.known, fewest=None, padded=True, mutual=False, shared=None, by_label=False, of_block=0),
+            layout=replace(self.facts, fewest=None, padded=True, mutual=False, shared=None, by_label=False, of_block=0),
         )
 
     def without(self, ignored: Tensor, *, distinct: bool = False) -> Self:
@@ -211,7 +211,7 @@ class Pairs(Constructors):
         return replace(
             self,
             ignored=torch.cat([self.ignored, ignored], 1),
-            layout=replace(self.known, padded=self.known.padded or not distinct, mutual=False, of_block=0),
+            layout=replace(self.facts, padded=self.facts.padded or not distinct, mutual=False, of_block=0),
         )
 
     def added(self) -> Self:
@@ -219,7 +219,7 @@ class Pairs(Constructors):
 
         CMC's authors add the two directions. All Pairs of the batch must be marked.
         """
-        return replace(self, layout=replace(self.known, added=True))
+        return replace(self, layout=replace(self.facts, added=True))
 
     def narrow(self, own: slice, total: int) -> Self:
         """Keep only the anchors from some rows of a batch of `total` rows. All candidates remain.
@@ -233,7 +233,7 @@ class Pairs(Constructors):
         Returns:
             Pairs with fewer anchors and the same candidates.
         """
-        known, runs = self.known, self.known.anchor_views
+        facts, runs = self.facts, self.facts.anchor_views
         share = len(self.anchors) // (len(runs) * total)
         rows = len(self.anchors) // len(runs)
         parts = [slice(n * rows + own.start * share, n * rows + own.stop * share) for n in range(len(runs))]
@@ -243,7 +243,7 @@ class Pairs(Constructors):
             for name in OF_ANCHORS
             if (values := getattr(self, name)) is not None
         }
-        layout = replace(known, anchor_views=tuple((view, mine) for view, _ in runs), among=0, mutual=False)
+        layout = replace(facts, anchor_views=tuple((view, mine) for view, _ in runs), among=0, mutual=False)
         return replace(self, **changes, layout=layout)
 
     def with_intra_batch(self) -> Self:
@@ -254,41 +254,41 @@ class Pairs(Constructors):
         Returns:
             Pairs with the same anchors. The added anchors follow the C candidates.
         """
-        known, count = self.known, len(self.anchors)
-        if known.sides:
+        facts, count = self.facts, len(self.anchors)
+        if facts.sides:
             # The first ignored row of an anchor is the anchor itself.
             ignored = torch.cat([self.ignored[:, :1], self.ignored[:, len(self.candidates) // 2 :]], 1)
-            return replace(self, ignored=ignored, layout=replace(known, sides=False))
-        if known.view_pairs and not known.partners:
+            return replace(self, ignored=ignored, layout=replace(facts, sides=False))
+        if facts.view_pairs and not facts.partners:
             return self  # already done
-        if known.view_pairs:
+        if facts.view_pairs:
             # The first ignored rows are those of the anchor's view, itself first.
-            batch = known.candidate_views[0][1]
+            batch = facts.candidate_views[0][1]
             ignored = torch.cat([self.ignored[:, :1], self.ignored[:, batch:]], 1)
-            return replace(self, ignored=ignored, layout=replace(known, partners=()))
-        if count == known.among:
+            return replace(self, ignored=ignored, layout=replace(facts, partners=()))
+        if count == facts.among:
             return self
-        runs = known.anchor_views
+        runs = facts.anchor_views
         batch = runs[0][1]
         row = torch.arange(count, device=self.anchors.device).unsqueeze(1)
         # Runs have the same order, so the same position in every run is the same instance.
         mates = row % batch + torch.arange(len(runs), device=row.device) * batch  # (A, runs)
-        place = mates - known.among
+        place = mates - facts.among
         added = torch.where(place >= 0, place + len(self.candidates), -1)
         changes: dict[str, Any] = {}
         for of_candidates, of_anchors in zip(OF_CANDIDATES, ("anchors", "labels", "index"), strict=True):
             values, more = getattr(self, of_candidates), getattr(self, of_anchors)
             known_to_both = values is not None and more is not None
-            changes[of_candidates] = torch.cat([values, more[known.among :]]) if known_to_both else None
+            changes[of_candidates] = torch.cat([values, more[facts.among :]]) if known_to_both else None
         return replace(
             self,
             **changes,
             ignored=torch.cat([self.ignored, added], 1),
             layout=replace(
-                known,
-                candidate_views=known.candidate_views + runs[known.among // batch :],
+                facts,
+                candidate_views=facts.candidate_views + runs[facts.among // batch :],
                 among=count,
-                padded=known.padded or known.among > 0,
+                padded=facts.padded or facts.among > 0,
                 mutual=False,
             ),
         )
@@ -306,24 +306,24 @@ class Pairs(Constructors):
         Returns:
             One or two Pairs.
         """
-        known, count = self.known, len(self.anchors)
-        if known.sides:
+        facts, count = self.facts, len(self.anchors)
+        if facts.sides:
             return self._direction().within_sides()
-        of_anchors = {view for view, _ in known.anchor_views}
-        runs = tuple(run for run in known.candidate_views if run[0] != NO_VIEW and run[0] not in of_anchors)
-        if not runs or known.view_pairs:
+        of_anchors = {view for view, _ in facts.anchor_views}
+        runs = tuple(run for run in facts.candidate_views if run[0] != NO_VIEW and run[0] not in of_anchors)
+        if not runs or facts.view_pairs:
             return (self,)
         total = sum(length for _, length in runs)  # they come before all other candidates
-        behind = known.queue if known.queue_of_keys else 0
+        behind = facts.queue if facts.queue_of_keys else 0
         widened = self.with_intra_batch()
-        of_queries = known.queue > behind
+        of_queries = facts.queue > behind
         queries = replace(
             widened,
             views=True,  # neighbours are on the other side, so positives are not pairs within this side
-            layout=replace(widened.known, first_negative=total if of_queries else len(widened.candidates) - count),
+            layout=replace(widened.facts, first_negative=total if of_queries else len(widened.candidates) - count),
         )
         paired_rows = self.layout is not None and self.views  # key k of query b is candidate k B + b
-        doubles = self.ignored if paired_rows and known.padded else self.ignored[:, :0]
+        doubles = self.ignored if paired_rows and facts.padded else self.ignored[:, :0]
         if doubles.shape[1]:
             # A duplicate on the other side is also a duplicate on this side.
             first = len(widened.candidates) - count
@@ -350,10 +350,10 @@ class Pairs(Constructors):
     @property
     def split_by_view(self) -> bool:
         """Return whether one encoder made several views. Then `within_views` splits all rows and not only the keys."""
-        known = self.known
-        of_anchors = {view for view, _ in known.anchor_views}
-        others = {view for view, _ in known.candidate_views} - of_anchors - {NO_VIEW}
-        return self.views and not known.sides and (known.view_pairs or (len(of_anchors) > 1 and not others))
+        facts = self.facts
+        of_anchors = {view for view, _ in facts.anchor_views}
+        others = {view for view, _ in facts.candidate_views} - of_anchors - {NO_VIEW}
+        return self.views and not facts.sides and (facts.view_pairs or (len(of_anchors) > 1 and not others))
 
     def within_views(self) -> tuple[Self, ...]:
         """Return pairs of different instances within each view, in addition to those of `within_sides()[0]`.
@@ -367,10 +367,10 @@ class Pairs(Constructors):
         """
         if not self.split_by_view:
             return tuple(part for side in self.within_sides()[1:] for part in side._each_view())
-        known, z = self.known, self.candidates
-        if not known.view_pairs:
+        facts, z = self.facts, self.candidates
+        if not facts.view_pairs:
             return self._each_view()
-        runs = known.candidate_views
+        runs = facts.candidate_views
         own = torch.arange(len(z), device=z.device).unsqueeze(1)
         same = torch.cat([own, other_views(own, runs[0][1])], 1)
         return self._apart(z, z[:0], same, self.candidate_index, runs, padded=False)._each_view()
@@ -397,20 +397,20 @@ class Pairs(Constructors):
 
     def _each_view(self) -> tuple[Self, ...]:
         """Return the pairs of each run of anchors with itself and the queue, without positives."""
-        known, start, found = self.known, 0, []
-        if len(known.anchor_views) == 1 and not self.positives.shape[1]:
+        facts, start, found = self.facts, 0, []
+        if len(facts.anchor_views) == 1 and not self.positives.shape[1]:
             return (self,)
         # Otherwise more rows of the anchor's own view are excluded than itself.
-        plain = not known.padded and self.excluded.shape[1] == len(known.anchor_views)
-        first = sum(length for _, length in takewhile(lambda run: run[0] != NO_VIEW, known.candidate_views))
-        queue = slice(first, first + known.queue)
-        for view, length in known.anchor_views:
+        plain = not facts.padded and self.excluded.shape[1] == len(facts.anchor_views)
+        first = sum(length for _, length in takewhile(lambda run: run[0] != NO_VIEW, facts.candidate_views))
+        queue = slice(first, first + facts.queue)
+        for view, length in facts.anchor_views:
             mine, runs = slice(start, start + length), ((view, length),)
             ignored = torch.arange(length, device=self.anchors.device).unsqueeze(1)
             if not plain:
                 listed = self.excluded[mine]
-                place = start + known.queue * (start >= first)  # of anchors behind the queue (`with_intra_batch`)
-                inside = (listed >= place) & (listed < place + length) & (start < known.among)
+                place = start + facts.queue * (start >= first)  # of anchors behind the queue (`with_intra_batch`)
+                inside = (listed >= place) & (listed < place + length) & (start < facts.among)
                 past = (listed >= queue.start) & (listed < queue.stop)
                 elsewhere = torch.where(past, listed - queue.start + length, -1)
                 ignored = torch.cat([ignored, torch.where(inside, listed - place, elsewhere)], 1)
@@ -422,7 +422,7 @@ class Pairs(Constructors):
 
     def _direction(self) -> Self:
         """Return pairs with the first side as anchors and the second side as candidates."""
-        known, batch = self.known, self.known.anchor_views[0][1]
+        facts, batch = self.facts, self.facts.anchor_views[0][1]
         sides = slice(0, batch), slice(batch, 2 * batch)
         halves: dict[str, Any] = {
             name: values[side]
@@ -431,8 +431,8 @@ class Pairs(Constructors):
             if (values := getattr(self, name)) is not None
         }
         halves["ignored"] = halves["ignored"][:, batch:]  # after those of its own side
-        padded = known.padded or halves["ignored"].shape[1] > 0
+        padded = facts.padded or halves["ignored"].shape[1] > 0
         for name in ("positives", "ignored"):
             halves[name] = (halves[name] - batch).clamp_min(-1)
-        layout = PairLayout(((0, batch),), ((1, batch),), fewest=known.fewest, padded=padded)
+        layout = PairLayout(((0, batch),), ((1, batch),), fewest=facts.fewest, padded=padded)
         return type(self)(**halves, views=self.views, layout=layout)

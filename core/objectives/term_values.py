@@ -314,7 +314,7 @@ def evaluate_terms(terms: Mapping[str, tuple[float, Objective]], batch: GlobalPa
             found.append(_values_on(terms, pairs, batch))
     values = found[0]
     if len(found) > 1:
-        added = batch.pairs[0].known.added
+        added = batch.pairs[0].facts.added
         values = {name: _over_pairs([each[name] for each in found], added) for name in terms}
     weighted = {name: v.value if v.weight == 1 else v.weight * v.value for name, v in values.items()}
     parts = list(weighted.values())
@@ -442,7 +442,7 @@ def _value(use: _Use) -> TermValue:
     rows = Rows(matrix, use.asked, others, use.features, weighs)
     value = term.loss(matrix.x if matrix.positive is None else matrix.positive, rows)
     if value.ndim:
-        if term.needs_negatives and matrix.pairs.known.padded:
+        if term.needs_negatives and matrix.pairs.facts.padded:
             # Some anchors may have no negative. Without padding, all have one or none has.
             value = value.masked_fill(matrix.pairs.negative_counts == 0, 0.0)
         value = rows.mean(value)

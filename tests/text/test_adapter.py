@@ -161,9 +161,9 @@ def test_negative_blocks_collide_as_independent_classes_do(corpus, tmp_path, blo
         spread = float(torch.stack(collided).std()) / len(collided) ** 0.5
         assert abs(share - expected) < 4 * spread
         assert spread < 0.01
-    draws = [[paired(adapter, batch).known.draw for batch in adapter.batches(epoch)] for epoch in range(2)]
+    draws = [[paired(adapter, batch).facts.draw for batch in adapter.batches(epoch)] for epoch in range(2)]
     assert len({*draws[0], *draws[1]}) == 2 * adapter.steps_per_epoch
-    assert [paired(adapter, batch).known.draw for batch in adapter.batches(1, 2)] == draws[1][2:]
+    assert [paired(adapter, batch).facts.draw for batch in adapter.batches(1, 2)] == draws[1][2:]
 
 
 def test_gradients_are_clipped_tensor_by_tensor(corpus, tmp_path):

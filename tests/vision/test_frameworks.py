@@ -271,14 +271,14 @@ def test_blocks_are_images_of_one_class_and_each_others_positives():
         assert (owners == owners[:, :1]).all()
         assert torch.equal(owners.flatten(), batch.labels)
         pairs = related(a, batch)
-        draws.append(pairs.known.draw)
+        draws.append(pairs.facts.draw)
         for anchor in range(12):
             block = set(range(anchor - anchor % 3, anchor - anchor % 3 + 3)) - {anchor}
             assert set(pairs.positives[anchor].tolist()) == block
             assert len(negatives(pairs, anchor)) == 9
         assert torch.equal(pairs.labels, batch.labels)
     assert len(set(draws)) == a.steps_per_epoch
-    assert related(a, next(a.batches(1, 2))).known.draw == draws[2]
+    assert related(a, next(a.batches(1, 2))).facts.draw == draws[2]
 
 
 BLOCKS = {"method": "blocks"}

@@ -61,7 +61,7 @@ class BarlowTwins(Objective):
     def loss(self, positive: Tensor, rows: Rows) -> Tensor:
         pairs = rows.pairs
         candidates = full_precision(pairs.candidates)
-        sizes = [count for _, count in pairs.known.anchor_views]
+        sizes = [count for _, count in pairs.facts.anchor_views]
         values, counts = [], []
         for a, index in zip(rows.x.split(sizes), pairs.positives.split(sizes), strict=True):
             for partner in index.unbind(1):

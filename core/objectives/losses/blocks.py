@@ -88,9 +88,9 @@ class Blocks(Objective):
             return pairs  # no anchor has a block
         # Means of half-precision rows would lose bits that products of single rows retain.
         pairs = replace(pairs, anchors=full_precision(pairs.anchors), candidates=full_precision(pairs.candidates))
-        if pairs.known.of_block:
+        if pairs.facts.of_block:
             return self._of_blocks(pairs, index)
-        if pairs.known.padded:
+        if pairs.facts.padded:
             listed = (index >= 0).unsqueeze(2)
             means = (pairs.candidates[index.clamp_min(0)] * listed).sum(1) / listed.sum(1).clamp_min(1)  # (A, d)
         else:
@@ -99,9 +99,9 @@ class Blocks(Objective):
         own = torch.arange(len(index), device=index.device).unsqueeze(1)
         # A block with an excluded point is not a negative block.
         alone = pairs.first_negative > 0
-        related = own if alone else related_blocks(pairs.excluded, index, len(pairs.candidates), pairs.known.shared)
+        related = own if alone else related_blocks(pairs.excluded, index, len(pairs.candidates), pairs.facts.shared)
         ignored = torch.where(related == own, -1, related)
-        if pairs.known.padded:
+        if pairs.facts.padded:
             # An anchor without positives has no block, so its mean is not a candidate.
             has = (index >= 0).any(1)
             if reads_at_once(has):
@@ -122,7 +122,7 @@ class Blocks(Objective):
 
     def _of_blocks(self, pairs: Pairs, index: Tensor) -> Pairs:
         """Return means of each point's own positives, (A, d), which are no negatives, then one mean of each block."""
-        size = pairs.known.of_block
+        size = pairs.facts.of_block
         own = torch.arange(len(index), device=index.device).unsqueeze(1)  # (A, 1)
         means = pairs.candidates[index].mean(1)
         others = means[::size]  # (n, d)
@@ -162,10 +162,10 @@ class Blocks(Objective):
     @staticmethod
     def negatives(pairs: Pairs, k: int) -> Tensor:
         """Return the negatives of prepared pairs, (A, k) candidates: drawn from blocks, else the next ones."""
-        if not pairs.known.of_block:
+        if not pairs.facts.of_block:
             return next_blocks(pairs, k)
         return pairs.first_negative + drawn_blocks(
-            pairs.positives.squeeze(1), pairs.first_negative, pairs.known.of_block, k, pairs.known.draw
+            pairs.positives.squeeze(1), pairs.first_negative, pairs.facts.of_block, k, pairs.facts.draw
         )
 
 
@@ -173,7 +173,7 @@ def _of_means(
     pairs: Pairs, means: Tensor, own: Tensor, ignored: Tensor, first_negative: int, padded: bool = False
 ) -> Pairs:
     """Return pairs of the same anchors with means as candidates. Their own mean is the only positive."""
-    known = pairs.known
+    facts = pairs.facts
     return replace(
         pairs,
         candidates=means,
@@ -182,13 +182,13 @@ def _of_means(
         candidate_labels=None,
         candidate_index=None,
         layout=PairLayout(
-            known.anchor_views,
+            facts.anchor_views,
             ((NO_VIEW, len(means)),),
             first_negative=first_negative,
             fewest=1,
             padded=padded,
-            of_block=known.of_block,
-            draw=known.draw,
+            of_block=facts.of_block,
+            draw=facts.draw,
         ),
     )
 

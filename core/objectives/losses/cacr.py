@@ -113,10 +113,10 @@ class CACR(Objective):
 
     def prepare(self, pairs: Pairs) -> Pairs:
         if self.k is not None:
-            if not pairs.known.view_pairs:
+            if not pairs.facts.view_pairs:
                 pairs.check_positives(self.k, self._too_few)
-            elif self.k >= len(pairs.known.candidate_views):
-                raise PairsError(self._too_few(len(pairs.known.candidate_views) - 1))
+            elif self.k >= len(pairs.facts.candidate_views):
+                raise PairsError(self._too_few(len(pairs.facts.candidate_views) - 1))
             if self.k < pairs.positives.shape[1]:
                 pairs = pairs.first_positives(self.k)
         if self.intra_batch:
@@ -149,7 +149,7 @@ class CACR(Objective):
         return {"total": Sum()}
 
     def loss(self, positive: Tensor, rows: Rows) -> Tensor:
-        if rows.pairs.known.view_pairs:
+        if rows.pairs.facts.view_pairs:
             attracted = self._attraction_of_views(rows)
         else:
             attracted = self._attraction(positive, rows.pairs.positive_mask)
@@ -165,10 +165,10 @@ class CACR(Objective):
 
     def _repulsion(self, logs: Tensor, some: Tensor, rows: Rows) -> Tensor:
         """Return the log mean over anchors, or the mean of those of each pair of views, as in the authors' code."""
-        known = rows.pairs.known
-        if self.cost == "rbf" or not known.view_pairs:
+        facts = rows.pairs.facts
+        if self.cost == "rbf" or not facts.view_pairs:
             return rows.log_mean_exp(logs, some)
-        numbered = tuple((number, count) for number, (_, count) in enumerate(known.anchor_views))
+        numbered = tuple((number, count) for number, (_, count) in enumerate(facts.anchor_views))
         run = views_of(numbered, logs.device)
         of_runs = []
         for number, _ in numbered:
@@ -186,7 +186,7 @@ class CACR(Objective):
 
         Each row is in as many pairs of views, so the mean over anchors is the mean over all rows of all views.
         """
-        runs = rows.pairs.known.candidate_views
+        runs = rows.pairs.facts.candidate_views
         index = other_views(torch.arange(len(rows.y), device=rows.y.device).unsqueeze(1), runs[0][1])[:, : self.k]
         of_rows = self._attraction(listed_similarities(rows.y, rows.y, index), None)  # (V B,)
         both = torch.stack([rows.pairs.ignored[:, 0], rows.pairs.positives[:, 0]])

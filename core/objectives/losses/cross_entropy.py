@@ -76,5 +76,5 @@ class CrossEntropy(InfoNCE):
             views=False,
             candidate_labels=torch.arange(self.classes, device=own.device),
             candidate_index=None,
-            layout=PairLayout(pairs.known.anchor_views, ((NO_VIEW, self.classes),), fewest=1),
+            layout=PairLayout(pairs.facts.anchor_views, ((NO_VIEW, self.classes),), fewest=1),
         )

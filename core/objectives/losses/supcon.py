@@ -77,7 +77,7 @@ class SupCon(Tempered):
         self.variant = variant
 
     def prepare(self, pairs: Pairs) -> Pairs:
-        if pairs.labels is None or pairs.known.by_label:
+        if pairs.labels is None or pairs.facts.by_label:
             return pairs
         told = (pairs.labels >= 0).unsqueeze(1)
         same = torch.where(told, same_class("supcon", pairs), -1)

@@ -102,7 +102,7 @@ class SwAV(Objective):
     def loss(self, positive: Tensor, rows: Rows) -> Tensor:
         prototypes = normalize(full_precision(self.prototypes)).to(rows.x.dtype)
         scores = rows.y @ prototypes.T
-        runs = rows.pairs.known.candidate_views if self.codes == "crop" else ((0, len(scores)),)
+        runs = rows.pairs.facts.candidate_views if self.codes == "crop" else ((0, len(scores)),)
         codes = codes_of_crops(scores, runs, self.epsilon, self.iterations)  # (C, P)
         log_prediction = torch.log_softmax(rows.x @ prototypes.T / self.temperature, 1)  # (A, P)
         index = rows.pairs.positives

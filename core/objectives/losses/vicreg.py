@@ -91,7 +91,7 @@ class VICReg(Objective):
     def loss(self, positive: Tensor, rows: Rows) -> Tensor:
         candidates, index = full_precision(rows.pairs.candidates), rows.pairs.positives
         near = [(rows.x - candidates[index[:, n].clamp_min(0)]).square().mean(1) for n in range(index.shape[1])]
-        runs = rows.pairs.known.candidate_views
+        runs = rows.pairs.facts.candidate_views
         parts = candidates.split([count for _, count in runs])
         views = [part for (view, _), part in zip(runs, parts, strict=True) if view != NO_VIEW]
         spreads = torch.stack([spread(z, self.gamma, self.epsilon) for z in views])
