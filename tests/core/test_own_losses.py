@@ -52,10 +52,6 @@ def test_the_page_shows_each_hook_and_what_it_schedules():
         dipole.objective("arcface")(torch.randn(4, 3), torch.randn(4, 3))
     (line,) = re.findall(r'^"(centred\.temperature)" = "(.*?)"', PAGE.read_text(), re.MULTILINE)
     assert check({line[0]: read(line[1])}, dipole.objective("centred", dim=4), 100) == []
-
-
-def test_a_term_in_its_run():
-    torch.manual_seed(0)
     loss = dipole.objective("infonce + 0.1*centred(least=6)", dim=4)
     assert loss(torch.randn(2, 4), torch.randn(2, 4)).terms["centred"].note == "0: fewer than 6 rows"
     loss.after_step(0.1, 3, 12)
