@@ -234,7 +234,8 @@ class ContrastiveCallback(BaseCallback):
         return self.model.num_timesteps > getattr(self.model, "learning_starts", 0)
 
     def on_rollout_start(self) -> None:
-        self._events = None  # SB3 calls it outside of an EventCallback only, also in a later `learn`
+        """Take a step for every rollout. An EventCallback does not call this."""
+        self._events = None
         super().on_rollout_start()
 
     def _on_rollout_start(self) -> None:
