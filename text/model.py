@@ -41,8 +41,13 @@ _LIMITS = (
 def build_model(c: TextSettings, words: int, fixed: nn.Embedding | None) -> SentenceModel:
     """Build f and g with new weights, for `words` tokens. `fixed` are word vectors that are not learned."""
     f, g = _side(c, words, fixed), None
-    if c.transformer is not None:
-        check_first_token(f, c.transformer)
+    parts = [part for part in f.modules() if isinstance(part, Transformer)]
+    pools = [part.pooling for part in f.modules() if isinstance(part, Pooled | Transformer)]
+    if c.transformer is not None and "cls" in pools[0] and is_first_token_blind(parts[0].model):
+        raise ConfigError(
+            f"text.pooling = 'cls' takes the first token, which sees no other token in the causal model "
+            f"{c.transformer!r}: sentences would have one vector. Set text.pooling = 'lasttoken' or 'mean'."
+        )
     if c.sides == 2 and c.pairs != "blocks":  # one encoder reads all members of a block, as in Arora et al.
         g = _side(c, words, fixed)
     dropout = c.dropout
@@ -299,18 +304,6 @@ def is_first_token_blind(model: Any) -> bool:
     with in_mode(False, model):
         first, second = model(input_ids=ids).last_hidden_state[:, 0]
     return torch.allclose(first, second, rtol=1e-6, atol=1e-6)
-
-
-def check_first_token(side: Encoder, source: str) -> None:
-    """Raise ConfigError if a transformer is pooled at its first token, and this does not see the others (decoders)."""
-    if "cls" not in next(part.pooling for part in side.modules() if isinstance(part, Pooled | Transformer)):
-        return
-    model = next(part.model for part in side.modules() if isinstance(part, Transformer))
-    if is_first_token_blind(model):
-        raise ConfigError(
-            f"text.pooling = 'cls' takes the first token, which sees no other token in the causal model {source!r}: "
-            f"sentences would have one vector. Set text.pooling = 'lasttoken' or 'mean'."
-        )
 
 
 def small_transformer(vocabulary: int, width: int, layers: int, heads: int, pooling: Pooling) -> Transformer:

@@ -42,18 +42,14 @@ def with_code(encoder: SentenceEncoder, model: SentenceModel) -> DipoleSentenceM
     )
     wrapped = DipoleSentenceModel(config)
     wrapped.encoder.load_state_dict(model.state_dict())
-    untie(wrapped)
-    return wrapped.eval()
-
-
-def untie(model: nn.Module) -> None:
-    """Copy parameters that several modules share, such as T5's embeddings. Files hold a shared one under one name."""
+    # Files hold a parameter that several modules share, such as T5's embeddings, under one name.
     seen: set[nn.Parameter] = set()
-    for module in model.modules():
+    for module in wrapped.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if parameter in seen:
                 setattr(module, name, nn.Parameter(parameter.detach().clone(), parameter.requires_grad))
             seen.add(parameter)
+    return wrapped.eval()
 
 
 def shown(encoder: SentenceEncoder) -> str:
