@@ -42,7 +42,7 @@ def check_features(x: Any, name: str) -> Tensor:
 def check_labels(y: Any, rows: int | None, device: torch.device, name: str) -> Tensor:
     """Return integer labels, one per row. `rows` None allows any number."""
     if y is None:
-        raise DataError(f"{name} is missing: this probe needs labels. Use a labelled split or switch the probe off")
+        raise DataError(f"{name} is missing: this probe needs labels. Use a labelled split or switch the probe off.")
     return as_classes(name, y, rows, DataError).to(device)
 
 

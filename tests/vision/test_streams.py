@@ -112,8 +112,8 @@ def test_what_is_no_shard_is_said(shards, tmp_path):
     refused(DataError, "no shards", read, f"wds:{tmp_path}/x*.tar")
     refused(DataError, "have to lie on a disk", read, "wds:https://somewhere/train-{000..005}.tar")
     path = shards / "train-000.tar"
-    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(path.read_bytes()))
-    refused(DataError, "gunzip", read, f"wds:{tmp_path}/a.tar.gz")
+    (tmp_path / "a[1].tar.gz").write_bytes(gzip.compress(path.read_bytes()))
+    refused(DataError, "gunzip", read, f"wds:{tmp_path}/a[1].tar.gz")
     whole = path.read_bytes()
     for cut in (9000, 512 * (len(whole.rstrip(b"\0")) // 512 + 1)):  # within an image, and before the mark at the end
         path.write_bytes(whole[:cut])

@@ -66,7 +66,7 @@ def shards(pattern: str) -> list[Path]:
             path = Path(name).expanduser()
             if path.is_dir():
                 found += sorted(path.glob("*.tar"))
-            elif any(char in name for char in "*?["):
+            elif any(char in name for char in "*?[") and not path.is_file():
                 found += sorted(map(Path, glob.glob(str(path))))
             else:
                 found.append(path)
