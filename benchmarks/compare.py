@@ -52,16 +52,20 @@ def _compare(arguments: argparse.Namespace) -> int:
     shared = [name for name in first[0].results if name in second[0].results]
     # "untrained/knn/accuracy" is a baseline of "knn/accuracy", and no result of the training.
     baselines = [name for name in shared if name.partition("/")[2] in known]
-    compared = [found for name in shared if name not in baselines and (found := _compared(name, first, second))]
+    asked = [name for name in shared if name not in baselines]
+    unknown = [name for name in asked if None in (_mean(name, first), _mean(name, second))]
+    compared = [_compared(name, first, second) for name in asked if name not in unknown]
     _judge(compared)
     numbers = [found for found, _ in compared]
     means = {name: [_mean(name, group) for group in groups] for name in baselines}
     if arguments.json:
         runs = [[record.hash for record in group] for group in groups]
-        answer = {"runs": runs, "settings": settings, "numbers": numbers, "baselines": means}
+        answer = {"runs": runs, "settings": settings, "numbers": numbers, "baselines": means, "not_finite": unknown}
         print(json.dumps(answer | {"level": LEVEL, "correction": "Holm"}, indent=2))
     else:
         _print(groups, settings, numbers, means)
+        if unknown:
+            write(f"\nNot compared, as all values of one side are not finite: {', '.join(unknown)}.")
     return 0
 
 
@@ -179,13 +183,11 @@ def _mean(name: str, group: list[RunRecord]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _compared(name: str, first: list[RunRecord], second: list[RunRecord]) -> Compared | None:
-    """Return the means over the compared seeds with their difference, and its test. None if a side has no value."""
+def _compared(name: str, first: list[RunRecord], second: list[RunRecord]) -> Compared:
+    """Return the means over the compared seeds with their difference, and its test."""
     from dipole.benchmarks.statistics import difference, summarize
 
     one, other = _values(name, first), _values(name, second)
-    if not one or not other:
-        return None
     found: dict[str, Any] = {"p": None, "test": "one seed", "interval": None, "spread": None}
     test = None
     if min(len(one), len(other)) > 1:

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -135,7 +136,8 @@ def run_worker(
     """Start a worker and wait for it. None, without a start or a line in the log, if another runner holds the task."""
 
     def run(log: IO[str]) -> int:
-        command: list[str] = worker.command_line(runs, task.hash, task.processes, task.command)
+        words = worker.arguments(runs, task.hash, task.processes, os.getpid(), task.command)
+        command = [sys.executable, "-m", worker.__name__, *words]
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
         with subprocess.Popen(command, env=environment, **pipes) as child:
             started(child)

@@ -77,11 +77,6 @@ def _stopped_by(request: Path) -> Iterator[None]:
         request.unlink(missing_ok=True)
 
 
-def command_line(runs: Path, name: str, processes: int, command: list[str]) -> list[str]:
-    """The command that starts a worker for a job."""
-    return [sys.executable, "-m", __name__, *arguments(runs, name, processes, os.getpid(), command)]
-
-
 def arguments(runs: Path, name: str, processes: int, parent: int, command: list[str]) -> list[str]:
     """Return the arguments of `main`. The worker ends with the process `parent`."""
     flags = ["--runs", str(runs), "--resume", "auto"]

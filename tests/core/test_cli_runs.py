@@ -50,7 +50,7 @@ def test_compare_pairs_seeds_corrects_and_leaves_baselines_out(trained, capsys):
     values = {
         "near": ([0.50, 0.70, 0.90], [0.520, 0.721, 0.919]), "noisy": ([0.50, 0.70, 0.90], [0.90, 0.50, 0.70]),
         "weak": ([0.50, 0.52, 0.54], [0.60, 0.63, 0.60]), "same": ([0.2, 0.4, 0.6], [0.2, 0.4, 0.6]),
-        "untrained/near": ([0.1, 0.3, 0.5], [0.1, 0.3, 0.5]),
+        "untrained/near": ([0.1, 0.3, 0.5], [0.1, 0.3, 0.5]), "odd": ([None] * 3, [0.5] * 3),
     }  # fmt: skip
     for (objective, seed), folder in trained.items():
         change(folder, results={name: both[objective == "dcl"][seed] for name, both in values.items()})
@@ -61,7 +61,7 @@ def test_compare_pairs_seeds_corrects_and_leaves_baselines_out(trained, capsys):
     assert answer["settings"] == {"objective": ["infonce", "dcl"]}
     for name, group in zip(("infonce", "dcl"), answer["runs"], strict=True):
         assert set(group) == {trained[name, seed].name for seed in range(3)}
-    assert (answer["level"], answer["correction"]) == (0.05, "Holm")
+    assert [answer[key] for key in ("level", "correction", "not_finite")] == [0.05, "Holm", ["odd"]]
     assert answer["baselines"] == {"untrained/near": [pytest.approx(0.3)] * 2}
     found = {each["name"]: each for each in answer["numbers"]}
     assert set(found) == {"near", "noisy", "weak", "same"}
@@ -83,7 +83,7 @@ def test_compare_pairs_seeds_corrects_and_leaves_baselines_out(trained, capsys):
     assert [found["same"][key] for key in ("difference", "interval", "p", "detectable")] == [0, None, 1, None]
     out = dipole(capsys, "compare", second, first)[1]
     words = r"paired t-test on 3 common seeds, two-sided.\nVerdicts are at level 0.05 after Holm's"
-    for pattern in ("first is higher", words, r"baseline\s+first\s+second\nuntrained/near\s+0.3\s+0.3"):
+    for pattern in ("first is higher", "finite: odd", words, r"baseline +first +second\nuntrained/near +0.3 +0.3"):
         assert re.search(pattern, out)
     assert re.search(r"objective\s+dcl\s+infonce", out)
     assert "different data" not in out

@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
         "-o", "--out", "--to", type=to_path, metavar="FOLDER", help="folder to prepare (default: data/NAME)"
     )
     fetched.add_argument("--yes", action="store_true", help="do not ask")
-    fetched.add_argument("--url", metavar="URL", help=f"mirror to fetch from, URL/FILE; also ${BASE}")
+    fetched.add_argument("--url", metavar="URL", help=f"mirror to fetch from, URL/FILE (also ${BASE})")
     fetched.add_argument("--json", action="store_true", help="print one JSON object (messages go to stderr)")
     if isinstance(parser, Parser):
         parser.meant = {name: f" Did you mean `dipole data get {name}`?" for name in data_sets()}
@@ -70,7 +70,7 @@ def _list(arguments: argparse.Namespace) -> int:
             size = "size asked when fetched"
             if not isinstance(each.files, str):
                 size = _sizes(each.files)
-            entries.append((name, each.summary, f"{size}; licence: {each.licence}"))
+            entries.append((name, each.summary, f"{size}, licence: {each.licence}"))
     print(definitions(entries))
     return 0
 
@@ -110,11 +110,12 @@ def _fetch(arguments: argparse.Namespace, name: str, data: DataSet, folder: Path
         )
     if asks:
         confirm("Fetch it?", "to fetch it under that licence", "nothing was fetched")
-    get(name, data, files, folder, _lines, _waits)
+    waiting = "another process is at work on the same folder: waiting for it"
+    get(name, data, files, folder, _lines, lambda: write(waiting, sys.stderr))
     for file in files:
         if file.checksum is None:
             write(f"sha256   {file_hash(downloads / file.path)}  {file.path}")
-    write(f"{folder} is ready; {downloads} is no longer needed.\n{_use(data, folder)}")
+    write(f"{folder} is ready. {downloads} is no longer needed.\n{_use(data, folder)}")
 
 
 def _use(data: DataSet, folder: Path) -> str:
@@ -126,10 +127,6 @@ def _sizes(files: tuple[RemoteFile, ...]) -> str:
     if len(known) < len(files):
         return "size not published"
     return f"{size(sum(known))} in {counted(len(files), 'file')}"
-
-
-def _waits() -> None:
-    print("another process is at work on the same folder: waiting for it", file=sys.stderr, flush=True)
 
 
 def _lines(file: RemoteFile) -> Progress:

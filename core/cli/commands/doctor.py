@@ -111,7 +111,7 @@ def _gpu() -> Finding:
     if torch.backends.mps.is_available():
         return Finding("gpu", "ok", "Apple GPU (mps)")
     if shutil.which("nvidia-smi") is None:
-        return Finding("gpu", "ok", "none; everything runs on the CPU")
+        return Finding("gpu", "ok", "none. Everything runs on the CPU")
     if torch.version.cuda is None:
         fix = "This torch is a CPU build. Install one for CUDA, see https://pytorch.org/get-started"
     else:
@@ -144,11 +144,11 @@ def _engine() -> Finding:
     except DipoleError as error:
         what, _, fix = str(error).partition(": ")
         return Finding("engine", "missing", what, fix or what)
-    detail = f"{measured.engine}; {measured.rows} rows x {measured.width} take {measured.milliseconds:.3g} ms"
+    detail = f"{measured.engine}, {measured.rows} rows x {measured.width} take {measured.milliseconds:.3g} ms"
     if measured.failures:
-        fix = f"Report it. Tiles are used instead; {engine.VARIABLE}=eager silences the warning."
-        return Finding("engine", "missing", f"{detail}; self-check of kernels: {measured.failures}", fix)
-    return Finding("engine", "ok", f"{detail}; {measured.check}")
+        fix = f"Report it. Tiles are used instead. {engine.VARIABLE}=eager silences the warning."
+        return Finding("engine", "missing", f"{detail}, self-check of kernels: {measured.failures}", fix)
+    return Finding("engine", "ok", f"{detail}, {measured.check}")
 
 
 def _packages() -> Iterator[Finding]:
@@ -176,7 +176,7 @@ def _packages() -> Iterator[Finding]:
         if absent:
             old.insert(0, f"not installed: {', '.join(absent)}")
         if old:
-            yield Finding(name, state, "; ".join(old), install)
+            yield Finding(name, state, ", ".join(old), install)
         else:
             yield Finding(name, "ok", ", ".join(f"{each.name}{each.specifier}" for each in packages))
 
@@ -246,7 +246,7 @@ def _probe(domain: Domain, name: str, target: str) -> Finding:
 def _data_folder() -> Finding:
     text = os.environ.get("DIPOLE_DATA")
     if not text:
-        return Finding("data folder", "ok", "DIPOLE_DATA is not set; embedded data and the Hub are used")
+        return Finding("data folder", "ok", "DIPOLE_DATA is not set: embedded data and the Hub are used")
     folder = Path(text)
     if not folder.is_dir():
         return Finding("data folder", "missing", f"DIPOLE_DATA={text} is not a folder", "Correct or unset DIPOLE_DATA.")
