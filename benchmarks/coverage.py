@@ -16,6 +16,7 @@ import numpy as np
 from dipole.benchmarks.report.table import markdown
 from dipole.benchmarks.statistics import CONFIDENCE, estimates, holm
 from dipole.benchmarks.statistics.differences import of_pairs
+from dipole.core.cli.parser import positive
 from dipole.core.evaluation.intervals import Array, interquartile_mean
 
 SEEDS = (2, 3, 5, 10, 20)
@@ -182,7 +183,7 @@ def to_markdown(found: CoverageResults) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables. The exit code is 1 if a coverage is too small."""
     parser = argparse.ArgumentParser(prog="python -m dipole.benchmarks.coverage", description=__doc__)
-    parser.add_argument("--repeats", type=_repeats, default=REPEATS, help=f"suites drawn (default {REPEATS})")
+    parser.add_argument("--repeats", type=positive, default=REPEATS, help=f"suites drawn (default {REPEATS})")
     parser.add_argument("--json", action="store_true", help="print the shares as JSON")
     given = parser.parse_args(arguments)
     found = study(given.repeats)
@@ -193,12 +194,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if short:
         print(f"below {100 * LEAST:.0f} %: {'; '.join(short)}", file=sys.stderr)
     return int(bool(short))
-
-
-def _repeats(text: str) -> int:
-    if not text.isdecimal() or int(text) < 100:
-        raise argparse.ArgumentTypeError(f"a whole number of at least 100, got {text!r}")
-    return int(text)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The opening sentences of a report: significant differences, verdicts on claims, and the machines."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite, isnan
 from statistics import fmean
@@ -58,8 +58,9 @@ def of_learning(results: SuiteResults) -> list[str]:
     at_a_point = {r.hash for r in trained if (d := r.diagnostics.get("mean_distance")) is not None and d < ONE_POINT}
     said = []
     if at_a_point:
-        of_rows = {row: len(at_a_point & hashes) for row, hashes in runs_by_row(results).items() if at_a_point & hashes}
-        named = [f"{count} of {row}" for row, count in sorted(of_rows.items(), key=lambda each: -each[1])]
+        pairs = dict.fromkeys((cell.row, job.hash) for job in results.jobs for cell in job.cells)
+        of_rows = Counter(row for row, run in pairs if run in at_a_point)
+        named = [f"{count} of {row}" for row, count in of_rows.most_common()]
         said.append(
             f"{len(at_a_point)} of {counted(len(trained), 'run')} ended with all embeddings near one point (mean "
             f"distance below {ONE_POINT:g}): {first_of(named, NAMED)}. Their numbers say little about the objectives."
@@ -75,15 +76,6 @@ def of_learning(results: SuiteResults) -> list[str]:
         if gains and (below := sum(gain <= 0 for gain in gains)):
             said.append(f"{column.name}: {below} of {counted(len(gains), 'run')} not above the untrained encoder.")
     return said
-
-
-def runs_by_row(results: SuiteResults) -> dict[str, set[str]]:
-    """Return the hashes of the runs of each row, over all columns and seeds."""
-    found: dict[str, set[str]] = defaultdict(set)
-    for job in results.jobs:
-        for cell in job.cells:
-            found[cell.row].add(job.hash)
-    return found
 
 
 def empty_columns(results: SuiteResults) -> list[str]:

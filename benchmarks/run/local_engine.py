@@ -2,6 +2,7 @@
 
 import os
 import queue
+import signal
 import subprocess
 import threading
 import time
@@ -87,8 +88,8 @@ class PoolEngine(Engine):
         process = self._free.get()
         try:
             if process is None:
-                process = ProcessPoolExecutor(1, get_context("spawn"), _set_threads, (self.threads,))
-            return process.submit(run_here, task, runs).result()
+                process = ProcessPoolExecutor(1, get_context("spawn"), _begin, (self.threads,))
+            return process.submit(_run, task, runs).result()
         except BrokenProcessPool:
             assert process is not None
             process.shutdown()
@@ -147,7 +148,17 @@ def asked_threads() -> int | None:
     return int(text) or None if text.isdecimal() else None
 
 
-def _set_threads(threads: int) -> None:
+def _begin(threads: int) -> None:
+    """Prepare a process of a pool. Ctrl-C ends it without a traceback while it imports torch or waits for a run."""
+    signal.signal(signal.SIGINT, lambda *_: os._exit(1))
     import torch
 
     torch.set_num_threads(threads)
+
+
+def _run(task: EngineTask, runs: Path) -> TaskResult | None:
+    """Run a task in a process of a pool. The trainer answers Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    result = run_here(task, runs)
+    signal.signal(signal.SIGINT, before)
+    return result

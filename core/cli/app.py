@@ -112,7 +112,12 @@ def _main(arguments: list[str], as_json: bool) -> int:
     if "--quiet" in rest:  # read when these libraries are imported
         os.environ |= dict.fromkeys(("HF_DATASETS_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_PROGRESS_BARS"), "1")
     if name.startswith("-"):
-        raise ConfigError(_no_option(arguments))
+        if command := next((each for each in rest if each in names()), ""):
+            words = [command, *(each for each in arguments if each != command)]
+            raise ConfigError(f"the command comes first: dipole {shlex.join(words)}")
+        raise ConfigError(
+            f"unknown option {name!r}.{nearest(name, ('--help', '--version'))} Allowed: --help, --version."
+        )
     try:
         configure = _find(name)
         parser = command_parser(name, configure)
@@ -130,15 +135,6 @@ def _main(arguments: list[str], as_json: bool) -> int:
         if as_json and code:
             output.print_json_error("SystemExit", said, code)
         return code
-
-
-def _no_option(arguments: Sequence[str]) -> str:
-    """Return the message for an option in the place of the command."""
-    option = arguments[0]
-    if command := next((each for each in arguments[1:] if each in names()), ""):
-        rest = [each for each in arguments if each != command]
-        return f"the command comes first: dipole {shlex.join([command, *rest])}"
-    return f"unknown option {option!r}.{nearest(option, ('--help', '--version'))} Allowed: --help, --version."
 
 
 def names() -> list[str]:

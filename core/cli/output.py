@@ -39,7 +39,10 @@ class _ClosedStdout(io.TextIOWrapper):
 def prepare() -> None:
     """Replace missing standard streams, and escape characters that they cannot encode."""
     if None in (sys.stdin, sys.stdout, sys.stderr):
-        _occupy_closed_descriptors()
+        # The next opened file must not get descriptor 0, 1 or 2, into which a child process would write.
+        while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+            pass
+        os.close(number)
     # Type checkers take all three for present.
     if sys.stdin is None:
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
@@ -50,13 +53,6 @@ def prepare() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
-
-
-def _occupy_closed_descriptors() -> None:
-    """Keep the next opened file from getting descriptor 0, 1 or 2, into which a child process would write."""
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(number)
 
 
 def finish() -> None:

@@ -30,9 +30,8 @@ class UsageError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose `error` raises UsageError. `hint_for` gives a hint for unrecognized arguments, or ""."""
+    """An ArgumentParser whose `error` raises UsageError."""
 
-    hint_for: Callable[[Sequence[str]], str] = staticmethod(lambda odd: "")
     meant: Mapping[str, str] = MappingProxyType({})  # wrong choice -> hint
 
     def error(self, message: str) -> NoReturn:
@@ -41,7 +40,10 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, odd = self.parse_known_args(args, namespace)
         if odd:
-            self.error(f"unrecognized arguments: {' '.join(odd)}{self.hint_for(odd) or self._nearest_option(odd)}")
+            hint = self._nearest_option(odd)
+            if "--set" in self._option_string_actions:
+                hint = _setting_hint(self, odd) or hint
+            self.error(f"unrecognized arguments: {' '.join(odd)}{hint}")
         return found
 
     def _nearest_option(self, odd: Sequence[str]) -> str:
@@ -95,8 +97,6 @@ def add_overrides(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument(
         "--set", metavar="KEY=VALUE", nargs="+", action="extend", default=[], dest="overrides", help=what
     )
-    if isinstance(parser, Parser):
-        parser.hint_for = lambda odd: _setting_hint(parser, odd)
 
 
 def _setting_hint(parser: Parser, odd: Sequence[str]) -> str:

@@ -106,7 +106,8 @@ def value_of(place: str) -> str:
         return number(suite.detectable(column)) + _unit(suite, column)
     if what.startswith("diagnostic "):
         name, _, row = what.removeprefix("diagnostic ").partition(" ")
-        return number(fmean(suite.records[run].diagnostics[name] for run in findings.runs_by_row(suite)[row]))
+        runs = {job.hash for job in suite.jobs for cell in job.cells if cell.row == row}
+        return number(fmean(suite.records[run].diagnostics[name] for run in runs))
     if what.startswith("claim "):
         return _claim(suite, what.removeprefix("claim "))
     if what.startswith("gain "):

@@ -125,8 +125,7 @@ ARORA = ("avg-2", "avg-5", "top-5", "top-1")
     ("cacr-c32", dict.fromkeys(CIFAR, 0.1), {"level": 99.5}, NO_ROOM),
     ("lmcl-c10", {}, {"level": 999.0}, NO_ROOM),  # scores end at 1000
     ("lmcl-c04", {"CR": -0.3}, {"level": 99.6}, NO_ROOM),  # five of six have to gain, and only CR has room
-    ("lmcl-c04", {"CR": -0.3}, {"level": 60.0}, UNDECIDED),
-    ("lmcl-c10", {}, {"level": 900.0}, UNDECIDED),
+    ("lmcl-c04", {"CR": -0.3}, {"level": 60.0}, UNDECIDED), ("lmcl-c10", {}, {"level": 900.0}, UNDECIDED),
 ])  # fmt: skip
 def test_gaps_are_compared_with_the_bound(id_, gaps, given, verdict):
     outcome = judge_claim(CLAIMS[id_], with_gaps(id_, gaps, **given))

@@ -253,9 +253,7 @@ def test_seeds_of_the_command_replace_those_of_the_scale_and_are_read_once(suite
 @pytest.mark.parametrize(("setting", "said"), [
     ("train.epoch=3", r"row 'plain', column.* more: .*train\.epoch: no such setting\. Did you mean 'epochs'\?"),
     ("train.epochs", r"'train\.epochs' is not of the form"),  # `train.epochs=` takes the recipe's value away
-    ("objective=dcl", "objective"),
-    ("seed=3", "seed"),
-    ("name=x", "name"),
+    ("objective=dcl", "objective"), ("seed=3", "seed"), ("name=x", "name"),
 ])  # fmt: skip
 def test_overrides_that_are_wrong_everywhere_or_that_the_suite_says_itself_are_refused_once(suite_file, setting, said):
     suite = read_suite(suite_file)

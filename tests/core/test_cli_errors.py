@@ -138,9 +138,8 @@ def test_json_is_asked_for_as_argparse_reads_it():
     ("data CIFAR10 --yes", "Did you mean `dipole data get cifar10`?"), ("data get CIFAR-10", "Did you mean 'cifar10'?"),
     ("--verison", "unknown option '--verison'. Did you mean '--version'?"), ("TRAIN x", "Did you mean 'train'?"),
     ("list recipe", "'recipe'. Did you mean 'recipes'?"), ("data lst", "'lst'. Did you mean 'list'?"),
-    ("rm x --fore", "unrecognized arguments: --fore. Did you mean '--force'?"),
+    ("rm x --fore", "--fore. Did you mean '--force'?"), ("bench x paper", "Did you mean '--scale paper'?"),
     ("train x --epochs 5", "A setting is given by --set train.epochs=5"), ("eval .", "is no run folder"),
-    ("bench x paper", "Did you mean '--scale paper'?"),
     ("bench x --learning-rte=1e-3", "A setting is given by --set train.learning_rate=1e-3"),
     ("train x --sed 5", "Did you mean '--seed'?"), ("show simcrl", "Did you mean 'simclr'?"),
     ("show digits-simcler", "Did you mean 'digits-simclr'?"), ("show lmlc-table4", "Did you mean 'lmcl-table4'?"),
@@ -204,8 +203,7 @@ def shell(command: str, folder: Path, program: str = "-m dipole", **environment:
 @pytest.mark.parametrize("buffered", BUFFERED)
 @pytest.mark.parametrize(("target", "commands", "said"), [
     ("> /dev/full", ("--help", "list recipes"), "The disk is full"),
-    (">&-", ("--help", "list recipes"), "stdout is closed"),
-    ("| true", ("--version", "list runs --json"), ""),
+    (">&-", ("--help", "list recipes"), "stdout is closed"), ("| true", ("--version", "list runs --json"), ""),
 ])  # fmt: skip
 def test_what_stdout_does_not_take_is_one_message_and_1(target, commands, said, buffered, tmp_path):
     found = shell(f"dipole {commands[len(buffered)]} {target}", tmp_path, **buffered)

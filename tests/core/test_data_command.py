@@ -197,8 +197,7 @@ def test_packing_that_is_not_the_files_own_is_refused(serve, tmp_path, packing, 
 
 
 def test_other_answers_are_not_the_file(serve, tmp_path):
-    chunked = {"headers": {"Transfer-Encoding": "chunked"}}
-    odd = {"sends 205": {"status": 205}, "than the 1000 bytes": {"unsized": True}, "closed before the end": chunked}
+    odd = {"205": {"status": 205}, "1000": {"unsized": True}, "closed": {"headers": {"Transfer-Encoding": "chunked"}}}
     for said, settings in odd.items():
         url, _ = serve({"x.bin": CONTENT}, settings)
         fails(DataError, said, fetch, RemoteFile(f"{url}/x.bin", 1000), tmp_path)
