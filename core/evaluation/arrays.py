@@ -35,6 +35,8 @@ def as_tensor(name: str, x: Any, shape: str, error: type[DipoleError] = PairsErr
                 f"{name} must be of shape {shape}, got a list of tensors that do not stack: {problem}"
             ) from None
     if isinstance(x, Tensor):
+        if x.device.type == "mps":  # which has no double precision
+            x = x.cpu()
         try:
             return check_tensor(name, x, shape).detach()
         except PairsError as problem:

@@ -210,7 +210,7 @@ def entropy_of_weights(pairs: Pairs, sharpness: float) -> tuple[float, float]:
     # pi ~ e^{scale s}, so -sum pi log pi = log sum e^{scale s} - scale sum pi s.
     log_sum, mean = _statistics(pairs, LogSumExp(scale), SoftmaxMean(scale))
     entropy = (log_sum - scale * mean)[some].mean()
-    return float(entropy), float(pairs.negative_counts[some].double().log().mean())
+    return float(entropy), float(pairs.negative_counts[some].cpu().double().log().mean())
 
 
 @register(

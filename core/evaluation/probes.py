@@ -133,8 +133,8 @@ def _result(data: ProbeLabels, scores: Tensor, **extra: Any) -> ProbeResult:
         raise DataError("the probe's scores overflow: scale the features to unit length, or use a lower learning rate")
     top5 = None
     if len(data.classes) > 5:
-        top5 = (scores.topk(5, 1).indices == data.test_y[:, None]).any(1).double().mean().item()
-    accuracy = (scores.argmax(1) == data.test_y).double().mean().item()
+        top5 = int((scores.topk(5, 1).indices == data.test_y[:, None]).sum()) / len(scores)
+    accuracy = int((scores.argmax(1) == data.test_y).sum()) / len(scores)
     own = scores.gather(1, data.test_y.clamp_min(0)[:, None])
     ranks = torch.where(data.test_y >= 0, (scores >= own).sum(1), scores.shape[1] + 1).cpu()
     classes = data.classes.cpu()

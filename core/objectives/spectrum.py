@@ -35,7 +35,7 @@ def effective_rank(matrix: Tensor, tolerance: float = 0.0) -> float:
 
     It is 0 if all singular values count as zero, and nan if a value is not finite.
     """
-    values = singular_values(matrix).double()
+    values = singular_values(matrix).cpu().double()  # Apple's devices have no double precision
     if bool(values.isnan().any()):
         return float("nan")
     values = values[values > tolerance]
@@ -47,6 +47,6 @@ def effective_rank(matrix: Tensor, tolerance: float = 0.0) -> float:
 
 def distance_from_identity(matrix: Tensor) -> float:
     """Return || L - c I || / || L ||, c = tr(L) / H: 0 for a multiple of the identity, nan for the zero matrix."""
-    wide = full_precision(matrix.detach()).double()
+    wide = full_precision(matrix.detach()).cpu().double()
     scaled = torch.eye(len(wide), dtype=wide.dtype, device=wide.device) * wide.diagonal().mean()
     return float(torch.linalg.matrix_norm(wide - scaled) / torch.linalg.matrix_norm(wide))

@@ -119,7 +119,7 @@ class Metrics(Callback):
 
     def _means(self) -> dict[str, float]:
         """Return the means and begin new ones. This waits for the device."""
-        tensors = {name: value.double() for name, value in self._sums.items() if isinstance(value, Tensor)}
+        tensors = {name: value for name, value in self._sums.items() if isinstance(value, Tensor)}
         if tensors:
             self._sums |= dict(zip(tensors, torch.stack([*tensors.values()]).tolist(), strict=True))
         means = {name: value / self._counts[name] for name, value in self._sums.items()}

@@ -128,7 +128,7 @@ def momentum_update(copy: nn.Module, module: nn.Module, momentum: float) -> None
     check_momentum(momentum)
     slow: list[Tensor] = list(copy.parameters())
     fast: list[Tensor] = list(module.parameters())
-    if any(each.requires_grad for each in slow) > any(each.requires_grad for each in fast):
+    if any(each.requires_grad for each in slow) and not any(each.requires_grad for each in fast):
         raise OptionError("momentum_update takes the copy first, then the module that is trained.")
     if [each.shape for each in slow] != [each.shape for each in fast]:
         raise OptionError("momentum_update needs modules with the same parameters: make one by copy.deepcopy(module).")

@@ -76,7 +76,7 @@ def independent_columns(L: Tensor, tolerance: float) -> Tensor:
     """
     from scipy.linalg import qr
 
-    _, R, order = qr(L.detach().double().cpu().numpy(), mode="economic", pivoting=True)
+    _, R, order = qr(L.detach().cpu().double().numpy(), mode="economic", pivoting=True)
     diagonal = torch.from_numpy(R).diagonal().abs()
     rank = int((diagonal > tolerance).sum())
     return torch.tensor(sorted(int(i) for i in order[:rank]), dtype=torch.long, device=L.device)
