@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
@@ -29,7 +30,8 @@ def search_tables(search: SearchSummary, records: Mapping[str, RunRecord]) -> li
 
 def spent(search: SearchSummary) -> str:
     """Return how many trials there were, and how they ended."""
-    ended = ", ".join(f"{count} {state}" for state, count in search.spent.items())
+    states = Counter(trial.state for trial in search.trials)
+    ended = ", ".join(f"{count} {state}" for state, count in states.items())
     trials = counted(len(search.trials), "trial")
     return f"{search.recipe}: {trials} ({ended or 'none begun'}), compared by {search.metric}"
 

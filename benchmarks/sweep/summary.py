@@ -36,12 +36,6 @@ class SearchSummary(Part):
     best: int | None = None
     winner: list[str] = Field(default_factory=list)
 
-    @property
-    def spent(self) -> dict[str, int]:
-        """Trials by how they ended."""
-        states = [trial.state for trial in self.trials]
-        return {state: states.count(state) for state in dict.fromkeys(states)}
-
 
 def write_summary(runs: Path, summary: SearchSummary) -> None:
     atomic_write(path_of(runs, summary.name), summary.model_dump_json(indent=1))

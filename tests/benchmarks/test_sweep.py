@@ -67,14 +67,14 @@ def test_a_search_chooses_on_validation_and_tests_its_winner(tmp_path, monkeypat
     assert quietly(runs=tmp_path, trials=1) == 0
     (path,) = (tmp_path / SWEEPS).glob("*.json")
     found = read_part(path, SearchSummary)
-    assert found.spent == {"complete": 1}
+    assert [each.state for each in found.trials] == ["complete"] * 1
     # Once more is nothing new. More trials go on where it stopped.
     before = path.read_text()
     assert quietly(runs=tmp_path, trials=1) == 0
     assert json.loads(path.read_text()) == json.loads(before)
     assert quietly(runs=tmp_path, trials=2) == 0
     found = read_part(path, SearchSummary)
-    assert found.spent == {"complete": 2}
+    assert [each.state for each in found.trials] == ["complete"] * 2
     assert read_summaries(tmp_path) == ([found], [])
     records = [read_record(tmp_path / trial.run / "record.json") for trial in found.trials]
     for trial, record in zip(found.trials, records, strict=True):
@@ -174,5 +174,5 @@ def test_a_killed_search_goes_on_and_loses_no_trial(tmp_path):
     child.wait()
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
     found = read_part(path, SearchSummary)
-    assert found.spent == {"complete": 6}
+    assert [each.state for each in found.trials] == ["complete"] * 6
     assert len({trial.run for trial in found.trials}) == 6
