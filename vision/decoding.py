@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -102,7 +103,7 @@ class Encoded:
     """n encoded images. `self[index]` decodes some of them in parallel to uint8 (k, 3, size, size).
 
     A file that cannot be decoded raises an error when it is read. With on_corrupt = "skip" it is in `skipped`, and
-    the next readable image takes its place and label. Random crops are cut from the stored images (`crops`).
+    the next readable image of its class takes its place. Random crops are cut from the stored images (`crops`).
 
     Args:
         names: of all images of the data set.
@@ -112,6 +113,7 @@ class Encoded:
         on_corrupt: "refuse" or "skip".
         skipped: place in `names` -> reason. All parts of a set share it.
         stream: the order for reading, or None if images can be read in any order.
+        labels: (len(names),) class of each image, or None. In a forward-only stream any next image takes the place.
 
     Raises:
         DataError: from reading, an image cannot be decoded, or none can.
@@ -124,6 +126,7 @@ class Encoded:
     on_corrupt: OnCorrupt = "refuse"
     skipped: dict[int, str] = field(default_factory=dict)
     stream: Stream | None = None
+    labels: Tensor | None = None
 
     dtype = torch.uint8
     ndim = 4
@@ -185,8 +188,7 @@ class Encoded:
             return list(pool.map(lambda place: self._one(rows[place], partial(use, place)), range(len(rows))))
 
     def _one(self, row: int, use: Callable[[bytes], T]) -> T:
-        for offset in range(len(self.names)):
-            place = (row + offset) % len(self.names)
+        for place in self._in_turn(row):
             if place in self.skipped:
                 continue
             found = attempt(partial(self.read, place), use)
@@ -201,6 +203,14 @@ class Encoded:
             if self.skipped.setdefault(place, message) is message:
                 warn(f"replaced an image file that cannot be decoded: {message}")
         raise DataError(f"none of {counted(len(self.names), 'image file')} can be decoded.")
+
+    def _in_turn(self, row: int) -> Iterator[int]:
+        """Yield a place in `names`, then those of its class that may replace it, then all others."""
+        yield row
+        later = [range(row + 1, len(self.names)), range(row)]
+        if self.labels is not None and not (self.stream and self.stream.forward):
+            yield from (place for place in chain(*later) if self.labels[place] == self.labels[row])
+        yield from chain(*later)
 
     def sample(self, count: int) -> Tensor:
         """Decode some images spread over the set, (k, 3, size, size). A forward-only stream gives its first ones.

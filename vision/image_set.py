@@ -167,13 +167,13 @@ def joined(parts: Sequence[ImageSet]) -> ImageSet:
         labels = torch.cat(each)
     images = [part.images for part in parts]
     pixels = [each for each in images if isinstance(each, Tensor)]
-    together: Images = torch.cat(pixels) if len(pixels) == len(images) else _encoded(first.name, images)
+    together: Images = torch.cat(pixels) if len(pixels) == len(images) else _encoded(first.name, images, labels)
     skipped = tuple(name for part in parts for name in part.skipped)
     return ImageSet(first.name, together, labels, next(iter(named), first.class_names), skipped)
 
 
-def _encoded(name: str, parts: Sequence[Images]) -> Encoded:
-    """Return encoded images one after another."""
+def _encoded(name: str, parts: Sequence[Images], labels: Tensor | None) -> Encoded:
+    """Return encoded images of whole splits one after another."""
     sets = [part for part in parts if isinstance(part, Encoded) and part.stream is None]
     if len(sets) < len(parts):
         raise DataError(
@@ -195,6 +195,7 @@ def _encoded(name: str, parts: Sequence[Images]) -> Encoded:
         skipped={
             place + start: why for part, start in zip(sets, starts, strict=True) for place, why in part.skipped.items()
         },
+        labels=labels,
     )
 
 

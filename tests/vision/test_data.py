@@ -104,7 +104,10 @@ def test_a_corrupt_file_is_named_and_refused_or_skipped(folder):
     with pytest.warns(UserWarning, match=r"cat.2\.png"):
         image = skipping.images[torch.tensor([2])]
     assert torch.equal(image, skipping.images[torch.tensor([3])])
-    assert len(skipping.broken()) == 1
+    (folder / "cat" / "3.png").write_bytes(b"this is no image")
+    with pytest.warns(UserWarning, match=r"cat.3\.png"):  # the last cat: another cat takes its place, no dog
+        assert torch.equal(skipping.images[torch.tensor([3])], skipping.images[torch.tensor([0])])
+    assert len(skipping.broken()) == 2
 
 
 def test_sources_without_images_and_unknown_splits_are_refused(folder, tmp_path):

@@ -121,7 +121,7 @@ def stay_encoded(
                 f"{first.shape[0]} pixels. {fix}."
             )
         size = first.shape[0]
-    encoded = Encoded(items, read, torch.arange(len(items)), size, options.on_corrupt, stream=stream)
+    encoded = Encoded(items, read, torch.arange(len(items)), size, options.on_corrupt, {}, stream, labels)
     return ImageSet(name, encoded, labels, class_names, tuple(left_out))
 
 
