@@ -29,12 +29,6 @@ def interrupted(owner, method, call, signum=signal.SIGINT):
         yield calls
 
 
-def only_run(runs):
-    """Return the folder of the only run in a folder."""
-    (run,) = (path for path in runs.iterdir() if path.is_dir())
-    return run
-
-
 def run_of(recipe, runs, *settings):
     """Train a recipe without output and return its record."""
     return train(load_recipe(recipe, settings).config, runs, quiet=True)
@@ -44,7 +38,8 @@ def commanded(recipe, runs, *settings):
     """Train a recipe by the command line and return the folder of its run."""
     sets = ["--set", *settings] if settings else []
     assert main(["train", str(recipe), "--runs", str(runs), "--quiet", *sets]) == 0
-    return only_run(runs)
+    (run,) = (path for path in runs.iterdir() if path.is_dir())
+    return run
 
 
 def logged(run, key="train/loss"):
