@@ -113,7 +113,7 @@ class Encoded:
         on_corrupt: "refuse" or "skip".
         skipped: place in `names` -> reason. All parts of a set share it.
         stream: the order for reading, or None if images can be read in any order.
-        labels: (len(names),) class of each image, or None. In a forward-only stream any next image takes the place.
+        labels: (N,) class of each of the N names, or None. In a forward-only stream any next image takes the place.
 
     Raises:
         DataError: from reading, an image cannot be decoded, or none can.
