@@ -154,9 +154,17 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         with warnings.catch_warnings():
             # SB3 sets up returns of n steps for its own replay only. Ours gets n and gamma with each draw.
             warnings.filterwarnings("ignore", message="`n_steps=")
-            self.replay_buffer_kwargs = {"storage": self.storage, **replay_keywords}
-            super()._setup_model()
+            try:
+                self.replay_buffer_kwargs = {"storage": self.storage, **replay_keywords}
+                super()._setup_model()
+            except TypeError as error:
+                if not replay_keywords:
+                    raise
+                said = f"replay_buffer_kwargs {replay_keywords!r} do not fit {made.__name__}: {error}."
+                raise ConfigError(said) from error
         self.replay_buffer_kwargs = replay_keywords
+        if self.n_envs > 1 and rollout_length(self) is None:
+            raise ConfigError(f"train_freq counts episodes of one environment, here are {self.n_envs}: count steps.")
         contrast = given_composite(self.objective) if self._given is None else self._given
         if contrast is not None:
             contrast = fit(contrast, self.features, self.bilinear_init).to(self.device)

@@ -14,6 +14,7 @@ from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.save_util import load_from_pkl
 from stable_baselines3.common.type_aliases import TrainFreq
+from stable_baselines3.common.utils import get_device
 from torch import nn
 
 from dipole.core.objectives.objective import Composite, Objective
@@ -195,6 +196,10 @@ def check_passed_on(given: dict[str, Any]) -> dict[str, Any]:
     taken = {"n_steps", "gamma"} & set(given.get("replay_buffer_kwargs") or {})
     if taken:
         raise ConfigError(f"replay_buffer_kwargs: {', '.join(taken)} is a setting of the agent: give it there.")
+    try:
+        get_device(given.get("device", "auto"))
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device must be 'auto', 'cpu', 'cuda' or such, got {given['device']!r}.") from error
     return {**given, "seed": check_seed(given["seed"])} if "seed" in given else given
 
 

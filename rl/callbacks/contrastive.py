@@ -114,6 +114,8 @@ class ContrastiveCallback(BaseCallback):
         check_number(0, 1, tau=tau)
         if not callable(augmentation):
             raise ConfigError(f"augmentation must be a function of images (B, C, H, W), got {augmentation!r}.")
+        if not callable(encoder):
+            raise ConfigError(f"encoder must be a function that finds a module in the agent, got {encoder!r}.")
         self.objective, self.updates, self.batch_size = built, updates, batch_size
         self.augmentation, self.find = augmentation, encoder
         self.learning_rate, self.tau = learning_rate, tau

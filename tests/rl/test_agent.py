@@ -224,6 +224,8 @@ def test_emulated_bf16_warns(tiny_agent, monkeypatch):
     ({"action_noise": 3}, "action_noise must be an ActionNoise of SB3"),
     ({"replay_buffer_class": "her"}, "replay_buffer_class must derive from FrameReplayBuffer, got 'her'"),
     ({"replay_buffer_kwargs": {"n_steps": 3}}, "n_steps is a setting of the agent: give it there"),
+    ({"replay_buffer_kwargs": {"goals": 1}}, "replay_buffer_kwargs {'goals': 1} do not fit FrameReplayBuffer"),
+    ({"device": "gpu"}, "device must be 'auto', 'cpu', 'cuda' or such, got 'gpu'"),
     ({"objective": "tuple"}, "the objective tuple cannot run inside an agent: tuple is supervised"),
     ({"objective": "cacr(k=4)", "positives": 1}, "the objective cacr(k=4) cannot run inside an agent"),
     ({"objective": "infonse"}, "infonce"),

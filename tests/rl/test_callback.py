@@ -141,7 +141,7 @@ SEES = r"\(3, 36, 36\), and the agent sees .*\(9, 36, 36\).*Make VecNormalize th
     (sac, {"tau": 2}, "tau must be a number from 0 to 1, got 2"),
     (sac, {"augmentation": "crop"}, "augmentation must be a function"),
     (sac, {"encoder": lambda model: model.eyes}, "encoder finds no module in a SAC: .*'eyes'"),
-    (sac, {"encoder": 3}, "encoder finds no module in a SAC: 'int'"),
+    (sac, {"encoder": 3}, "encoder must be a function that finds a module"),
     (sac, {"objective": "infonse"}, "infonce"),
     (sac, {"objective": "none"}, "Leave the callback out"),
     (sac, {"objective": "tuple"}, r"tuple cannot run inside an agent: .*labels"),

@@ -175,6 +175,7 @@ NESTED = spaces.Dict({"a": spaces.Dict({"b": BOX(-1, 1, (3,))})})
     (lambda: CheckpointCallback("x").init_callback(SAC("MlpPolicy", "Pendulum-v1")), ConfigError, "of dipole, not SAC"),
     (lambda: ContrastiveSAC.load("nowhere.zip"), CheckpointError, "agent nowhere.zip cannot be read: .*No such file"),
     (lambda: tiny().learn(1, log_interval=0), ConfigError, "log_interval must be an integer >= 1, got 0"),
+    (lambda: tiny(DummyVecEnv([DotEnv] * 2), train_freq=(1, "episode")), ConfigError, "here are 2: count steps"),
     (lambda: WorkerVecEnv([DotEnv, lambda: DotEnv(size=20)]), ConfigError, "environment 1 has the spaces .*20, 20"),
     (lambda: tiny(inputs="both"), ConfigError, "needs an image and a vector, in a dict"),
     (lambda: tiny(inputs="words"), ConfigError, "inputs: 'words' is not allowed. Allowed: auto, pixels, state"),
