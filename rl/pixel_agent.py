@@ -344,9 +344,10 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         loss: Any = sum(losses.values())
         # Only these get a gradient: the actor's loss costs none of the critic.
         loss.backward(inputs=[parameter for parameter in parameters if parameter.requires_grad])
-        norms = largest([parameter.grad for parameter in parameters if parameter.grad is not None])
+        wanted = [parameter for parameter in parameters if parameter.grad is not None]
+        norms = largest([parameter.grad for parameter in wanted if parameter.grad is not None])
         if not bool(torch.cat([loss.detach().reshape(1), norms]).isfinite().all()):
-            raise TrainingError(self._trouble(losses, pairs))
+            raise TrainingError(self._trouble(losses, wanted, norms, pairs))
         for optimizer in stepped:
             optimizer.step()
 
@@ -361,7 +362,9 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         self._minimise(losses, [self.policy.critic.optimizer, self.contrast_optimizer], pairs)
         self._after_contrast()
 
-    def _trouble(self, losses: Mapping[str, Tensor], pairs: Pairs | None) -> str:
+    def _trouble(
+        self, losses: Mapping[str, Tensor], parameters: list[Tensor], norms: Tensor, pairs: Pairs | None
+    ) -> str:
         """Say what is not finite, where it comes from, and what helps."""
         where = f"at update {self._n_updates} ({self.environment_steps} environment steps)"
         values = dict(losses)
@@ -373,14 +376,18 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
                     f"the {name} loss is {float(value.detach())} {where}. The step was not taken. Lower the learning "
                     "rate, or look at the rewards and observations of the environment."
                 )
+        names = {id(parameter): label for label, parameter in self.policy.named_parameters()}
+        first = names.get(id(parameters[norms.isfinite().tolist().index(False)]), "the temperature")
         source = ""
         if self.contrast is not None and pairs is not None:
             guilty = ", ".join(terms_with_bad_gradient(all_gather_pairs(pairs), self.contrast))
             if guilty:
                 source = f" It comes from the term {guilty}."
+        for parameter in parameters:
+            parameter.grad = None
         return (
-            f"the gradient of the {' and '.join(losses)} loss is not finite {where}. The step was not taken.{source} "
-            "Lower the learning rate, or use precision='float32'."
+            f"the gradient of the {' and '.join(losses)} loss is not finite {where}, first in {first}. The step was "
+            f"not taken.{source} Lower the learning rate, or use precision='float32'."
         )
 
     def anchors(self, images: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from dipole.core.utils.errors import CheckpointError, ConfigError
 from dipole.core.utils.files import disk_refusing, replacing
 from dipole.rl import description
 from dipole.rl import settings as presets
-from dipole.rl.arguments import check_seed
+from dipole.rl.arguments import check_integers, check_seed
 from dipole.rl.contrast import given_composite
 from dipole.rl.inputs import shown_to
 from dipole.rl.replay import FrameReplayBuffer
@@ -190,9 +190,15 @@ class SavedAgent(OffPolicyAlgorithm):
 
 def check_passed_on(given: dict[str, Any]) -> dict[str, Any]:
     """Return keywords of SB3 with a plain seed. Raise ConfigError for a value that SB3 cannot use."""
-    noise = given.get("action_noise")
+    noise, log = given.get("action_noise"), given.get("tensorboard_log")
     if noise is not None and not isinstance(noise, ActionNoise):
         raise ConfigError(f"action_noise must be an ActionNoise of SB3, or None, got {noise!r}.")
+    if log is not None and not isinstance(log, str | pathlib.Path):
+        raise ConfigError(f"tensorboard_log must be a folder, or None, got {log!r}.")
+    counts = {
+        name: given[name] for name in ("verbose", "stats_window_size") if not isinstance(given.get(name, True), bool)
+    }
+    check_integers(0, **counts)
     taken = {"n_steps", "gamma"} & set(given.get("replay_buffer_kwargs") or {})
     if taken:
         raise ConfigError(f"replay_buffer_kwargs: {', '.join(taken)} is a setting of the agent: give it there.")
