@@ -111,6 +111,8 @@ def test_what_is_no_shard_is_said(shards, tmp_path):
     refused(DataError, r"1 of 6 shards is missing: .*train-005\.tar", read, f"wds:{shards}/train-{{000..005}}.tar")
     refused(DataError, "no shards", read, f"wds:{tmp_path}/x*.tar")
     refused(DataError, "have to lie on a disk", read, "wds:https://somewhere/train-{000..005}.tar")
+    for many in ("{0..99999999}", "{0..9999}-{0..9999}"):
+        refused(DataError, "expands to more than 1000000 shards", read, f"wds:{tmp_path}/{many}.tar")
     path = shards / "train-000.tar"
     (tmp_path / "a[1].tar.gz").write_bytes(gzip.compress(path.read_bytes()))
     refused(DataError, "gunzip", read, f"wds:{tmp_path}/a[1].tar.gz")

@@ -94,8 +94,7 @@ def _stream(name: str, builder: Any, split: str, options: Decoding) -> ImageSet:
     bounds = [0, *accumulate(counts)]
     reader = Forward(begin, bounds, 2 * options.buffer + 2048, lambda row: image_bytes(row[image], _fetched), name)
     stream = Stream(torch.tensor(bounds), options.buffer, forward=True)
-    items = [f"{name}[{row}]" for row in range(bounds[-1])]
-    return stay_encoded(name, items, reader, labels, names, options, stream)
+    return stay_encoded(name, Numbered(name, bounds[-1]), reader, labels, names, options, stream)
 
 
 def _count(table: Any, shards: int, image: str, label: str | None) -> list[list[Any]]:
@@ -110,6 +109,19 @@ def _fetched(path: str) -> bytes:
 
     with xopen(path, "rb") as file:
         return bytes(file.read())
+
+
+class Numbered(Sequence[str]):
+    """Names of a stream's images: the stream's name and a number."""
+
+    def __init__(self, name: str, count: int) -> None:
+        self._name, self._count = name, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, place: Any) -> Any:
+        return f"{self._name}[{place}]"
 
 
 class Forward:

@@ -26,6 +26,7 @@ from dipole.vision.sources.images import select, stay_encoded, warn_of_left_out
 from dipole.vision.sources.labels import labels_of
 
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
+MOST = 1_000_000  # shards of a pattern
 VERSION = 6  # of the cached index
 ENDS = 1 << 20  # bytes at both ends of a file that identify it
 LABELS = (".cls", ".cls.txt")
@@ -85,6 +86,11 @@ def braces(pattern: str) -> list[str]:
     parts = re.split(r"\{([^{}]*)\}", pattern)
     choices = [[part] for part in parts]
     choices[1::2] = map(_choices, parts[1::2])
+    count = 1
+    for each in choices:
+        count *= len(each)
+        if count > MOST:
+            raise DataError(f"{SHARDS}{pattern} expands to more than {MOST} shards.")
     return ["".join(each) for each in product(*choices)]
 
 
@@ -93,7 +99,9 @@ def _choices(inside: str) -> list[str]:
     if numbers is None:
         return inside.split(",")
     first, last = numbers.groups()
-    low, high = int(first), int(last)
+    low, high = int(first[-18:]), int(last[-18:])
+    if abs(high - low) >= MOST:
+        raise DataError(f"{SHARDS}: {{{inside[:80]}}} expands to more than {MOST} shards.")
     width = 0
     if first.startswith("0") or len(first) == len(last):
         width = len(first)
