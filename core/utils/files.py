@@ -62,6 +62,8 @@ def disk_error(error: BaseException | None) -> OSError | None:
             return each
         if number := re.search(r"\(os error (\d+)\)", str(each)):
             return OSError(int(number[1]), os.strerror(int(number[1])))
+        if isinstance(each, ValueError) and "embedded null" in str(each):  # in a path
+            return OSError(errno.EINVAL, str(each))
         if "database or disk is full" in str(each):
             return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if "PytorchStreamWriter failed writing" in str(each):

@@ -195,10 +195,7 @@ def test_a_signal_before_the_first_step_ends_at_once(blobs, monkeypatch, capsys)
         signal.raise_signal(signal.SIGTERM)
         made(self, *args, **more)
 
-    def remark(self: Any) -> list[str]:
-        signal.raise_signal(signal.SIGTERM)
-        return []
-
+    remark = lambda _: signal.raise_signal(signal.SIGTERM) or []  # noqa: E731
     for name, function, said in (
         ("__init__", prepare, "interrupted before the first step"), ("remarks", remark, "after step 0"),
     ):  # fmt: skip

@@ -58,6 +58,7 @@ def engine(path, batcher=rows, **more):
     ({"similarity": 3}, "similarity must be a function"),
     ({"cache": 3, "cache_key": "k"}, "cache must be a folder, got 3"),
     ({"cache": UNDER_A_FILE, "cache_key": "k"}, f"cache: the folder {re.escape(UNDER_A_FILE)} cannot be written"),
+    ({"cache": "a\0b", "cache_key": "k"}, "cannot be written: embedded null"),
     ({"usepytorch": True, "protocol": "fast"}, "contradict"),
     ({"protocol": "fats"}, "Did you mean 'fast'"),
     ({"task_path": None}, "needs 'task_path'"),

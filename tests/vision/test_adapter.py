@@ -1,6 +1,7 @@
 """The adapter's promises: evaluation leaves no trace, encoded images give the same batches, probes are loops."""
 
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -64,12 +65,8 @@ def test_evaluation_is_repeatable_and_leaves_the_module_alone():
 
 def test_embedding_features_pass_through_the_objective():
     a = adapter(probe={**SMALL["probe"], "features": "embedding", "probes": ["linear"]})
-
-    class Collapse:
-        def transform(self, x):
-            return torch.zeros_like(x)
-
-    assert a.evaluate(Collapse())["linear/accuracy"] < a.evaluate(None)["linear/accuracy"]
+    collapsed = SimpleNamespace(transform=torch.zeros_like)
+    assert a.evaluate(collapsed)["linear/accuracy"] < a.evaluate(None)["linear/accuracy"]
     a = adapter(probe={**CROPS, "epochs": 2, "baselines": True, "crops": {}, "features": "embedding"})
     found = a.evaluate(objective("infonce + 0.1*cllr", dim=8))
     assert {"linear/accuracy", "untrained/linear/accuracy", "raw/linear/accuracy"} <= set(found)
