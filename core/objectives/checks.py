@@ -24,6 +24,8 @@ def check_tensor(name: str, x: Any, shape: str) -> Tensor:
         kind, fix = "an uninitialized parameter", "run the module that it belongs to once"
     elif x.is_nested:
         kind, fix = "a nested tensor", "give rows of one length (torch.nested.to_padded_tensor)"
+    elif hasattr(x, "to_local"):
+        kind, fix = "a DTensor", "give the rows of this rank (.to_local()), or all on one rank (.full_tensor())"
     elif x.layout != torch.strided:
         kind, fix = f"a tensor of layout {x.layout}", "use .to_dense()"
     elif x.is_quantized:
