@@ -28,7 +28,7 @@ from dipole.text.vocabulary import Tokens
 if TYPE_CHECKING:
     from dipole.text.config import TextSettings
 
-VERSION = 8  # of the folders' format
+VERSION = 9  # of the folders' format
 LARGE = 32 << 20  # bytes of a corpus that is cached even if no folder is named
 FEW = 100_000  # sentences of a Hub data set that stay in memory
 INDEX = "index.json"

@@ -70,6 +70,10 @@ _NUMBERS = re.compile(_BULLETS.pattern + r"|\n(?=[ \t]*\d{1,2}[.)][ \t]+\S)")
 _FIRST = re.compile(r"^[ \t]*1[.)]\s", re.MULTILINE)
 _NUMBER = re.compile(r"\d{1,2}\.")
 _WORD = re.compile(r"\w")
+_EMPHASIS = re.compile(r"[*_]+(?= |$)")  # the end of Markdown's
+# A question or quotation inside of a sentence, which goes on behind it: `"Did he?" she asked.`
+_INSIDE = re.compile(rf"[{MARKS}.?!;\u2026](?: ?[\u00bb\u203a]|[{_CLOSING}\u201c\u00ab*_]+)$")
+_ASKED = re.compile(r"[?!\u2026]$")
 # A blank behind an opening mark of French, or behind an abbreviation in Indian text whose mark is the danda.
 _NO_END = re.compile(f"(?:(?<=[\u00ab\u2039])(?<!\\S.)|(?<=[{_INDIC}]\\.)(?=[^\u0964]*\u0964)) ")
 _THAI_BLANK = re.compile(f"(?<=[{THAI}])(?<![{_REPEATS}]) (?=[{THAI}])(?![{_REPEATS}\u0e2f\u0eaf])")
@@ -110,15 +114,34 @@ def split_sentences(text: str) -> list[str]:
         if _FIRST.search(paragraph):
             items = _NUMBERS
         for item in items.split(paragraph):
+            found: list[str] = []
             for part in _parts(" ".join(item.split())):
-                sentences += [each.replace("\ue000", " ") for each in _cut(_NO_END.sub("\ue000", part))]
+                for each in _cut(_NO_END.sub("\ue000", part)):
+                    if found and _goes_on(found[-1], each):
+                        found[-1] += f" {each}"
+                    else:
+                        found.append(each)
+            sentences += [each.replace("\ue000", " ") for each in found]
     return sentences
+
+
+def _goes_on(before: str, after: str) -> bool:
+    """Return whether two parts are one sentence: a small letter follows a quotation, or a dash and it a question."""
+    words = after.lstrip("-\u2013\u2014 ")
+    if not words[:1].islower() or words[1:2].isupper():
+        return False
+    if _INSIDE.search(before):
+        return True
+    return words != after and bool(_ASKED.search(before))
 
 
 def _cut(part: str) -> Iterator[str]:
     """Yield Punkt's sentences. A number alone, as of a list, belongs to the next one, and marks alone to the last."""
     begin = end = 0
     for start, stop in punkt().span_tokenize(part):
+        if start == end and (closing := _EMPHASIS.match(part, start)):
+            end = closing.end()
+            start = min(end + 1, stop)
         is_inside = start == end and part[start] not in "[({*"  # no blank before it, as in `Ok!!` and `"Hm."he said`
         if end and not (is_inside or _NUMBER.fullmatch(part, begin, end) or not _WORD.search(part, start, stop)):
             yield part[begin:end]

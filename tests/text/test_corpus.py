@@ -34,7 +34,7 @@ def documents(source, **options):
 def test_text_is_split_into_sentences_and_topics():
     text = 'Mr. Smith went to St. Ives. "Did he?" she asked. He\ndid!\n\nA new paragraph, e.g. this one'
     assert split_sentences(text) == [
-        "Mr. Smith went to St. Ives.", '"Did he?"', "she asked.", "He did!", "A new paragraph, e.g. this one"
+        "Mr. Smith went to St. Ives.", '"Did he?" she asked.', "He did!", "A new paragraph, e.g. this one"
     ]  # fmt: skip
     assert split_sentences(" \n\n ") == []
     line = "word " * 200_000 + "end. Next one."
@@ -63,7 +63,10 @@ def test_sentences_equal_punkt():
         for start, end in punkt.span_tokenize(text):  # without its ends behind a number, before marks, and in words
             is_inside = text[start - 1] != " " and text[start] not in "[("
             number = re.fullmatch(r" ?\d\.", text[ends[-2:][0] : ends[-1]])
-            if ends[1:] and (is_inside or number or not re.search(r"\w", text[start:end])):
+            words = text[start:].lstrip("- ")
+            ending = "[.?!]['\")\u201d]+ $" + "|[?!] $" * text.startswith("--", start)
+            goes_on = words[:1].islower() and re.search(ending, text[:start])
+            if ends[1:] and (is_inside or number or goes_on or not re.search(r"\w", text[start:end])):
                 ends.pop()
             ends.append(end)
         assert split_sentences(text) == [text[a:b].strip() for a, b in pairwise(ends)], text
@@ -268,6 +271,8 @@ def test_sentences(script):  # the last two in Chinese end in ASCII marks
     (" ", ["བོད་ཡིག་ནི། །", "བོད་ཀྱི་ཡིག །"]),
     (" ", ["เกิดพ.ศ.๒๕๔๐ที่กรุงเทพฯ", "เด็ก ๆ ไปโรงเรียน", "ปลา ฯลฯ"]),
     (" ", ["“안녕하세요.”라고 말했다.", "„Komm!“, sagte er.", "Great!😀", "He said no.", "See No. 5, p. 5.", "Ok!!"]),
+    (" ", ["“Who?” he said.", "« Non ? » dit-il.", "»Ja?« rief er.", "—¿Sí? —dijo.", "«Τι;» είπε.", "(Why?) so.", "a?", "b"]),
+    (" ", ["**Note!**", "It *is.*", "*Why?* he said.", '"Go!"', '"No."', '"Is it?"', "iPhones are.", "He left.", "- so"]),
     (" ", ["डॉ. शर्मा आए।", "रु. 500 दिए।", "د. أحمد هنا.", "א. ב. יהושע כתב.", "1. Das ist ca. 3 km bzw. mehr."]),
     ("", ["彼は「はい。」と言った。", "我去U.S.A.了。", "真的吗?!", "你好！😀", "好。", "¿Qué?", "¡No!"]),
     ("\n", ["Items:", "- one", "• two", "1. three", "2) four"]),
