@@ -20,7 +20,7 @@ from dipole.core.utils.cache import cache_folder, content_of, found, sum_of
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.files import atomic_write, disk_refusing
 from dipole.core.utils.progress import Progress
-from dipole.core.utils.rows import hub_version, is_saved, row_files
+from dipole.core.utils.rows import PACKINGS, hub_version, is_saved, row_files
 from dipole.text.corpus import corpus_files, pydoc_documents
 from dipole.text.splitting import READER
 from dipole.text.vocabulary import Tokens
@@ -186,7 +186,7 @@ def reading(config: TextSettings, rank: int) -> Iterator[dict[str, Any]]:
     before = _stamps(config)
     progress = Progress(mute=rank > 0 or not _is_large(config))
     files = _files(config)
-    is_packed = any(file.name.lower().endswith((".gz", ".parquet", ".arrow")) for file in files)
+    is_packed = any(file.name.lower().endswith((*PACKINGS, ".parquet", ".arrow")) for file in files)
     total = 0  # unknown
     if not is_packed:
         total = sum(file.stat().st_size for file in files) // 1_000_000

@@ -20,7 +20,7 @@ class TextSettings(Settings):
 
     corpus: str = Field(
         "pydoc",
-        description="pydoc, a file or folder (.txt, .jsonl, .csv, .tsv, each also .gz, .parquet, or what datasets "
+        description="pydoc, a file or folder (.txt, .jsonl, .csv, .tsv, each also packed, .parquet, or what datasets "
         "saved), or hub:NAME[:SUBSET]",
     )
     unit: Literal["documents", "sentences"] = Field(

@@ -10,17 +10,20 @@ from typing import Any, Literal, TextIO
 
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.rows import (
+    ALSO_PACKED,
     CSV,
     JSON,
     PARQUET,
     ROWS,
     Located,
     ends_with,
+    how_to_unpack,
     is_saved,
     located_rows,
     note_splits,
     require_columns,
     texts_in,
+    unpacked_name,
     visible,
 )
 from dipole.core.utils.text import counted, warn
@@ -28,9 +31,9 @@ from dipole.text.splitting import READER, paragraphs, punkt, split_sentences
 from dipole.text.text_files import open_text, refuse_binary
 
 Unit = Literal["documents", "sentences"]
-TEXT = (".txt", ".text", ".txt.gz", ".text.gz")
+TEXT = (".txt", ".text")
 READ = TEXT + ROWS
-ALLOWED = ".txt, .jsonl, .csv, .tsv (each also .gz) and .parquet files, a folder of them or one that datasets saved"
+ALLOWED = f".txt, .jsonl, .csv, .tsv {ALSO_PACKED} and .parquet files, a folder of them or one that datasets saved"
 TEXT_COLUMNS = ("sentences", "text", "content", "document")
 LONGEST_DOCUMENT = 1_000_000  # sentences of a document, where rows are sentences and no text ends
 ROWS_TOGETHER = 10_000
@@ -128,10 +131,8 @@ def corpus_files(source: str) -> list[Path]:
     if not path.is_dir():
         if not ends_with(path, READ):
             name = path.name.split(".")[0] or path.name
-            raise DataError(
-                f"{path} is not read as text: a corpus is read from {ALLOWED}, or hub:NAME. If it is plain text, name "
-                f"it {name}.txt."
-            )
+            fix = how_to_unpack(path) or f" If it is plain text, name it {name}.txt."
+            raise DataError(f"{path} is not read as text: a corpus is read from {ALLOWED}, or hub:NAME.{fix}")
         if not path.is_file():
             raise DataError(f"{path} is neither a file nor a folder. A corpus is read from {ALLOWED}, or hub:NAME.")
         return [path]
@@ -166,10 +167,7 @@ def file_pieces(file: Path, unit: Unit, column: str | None, encoding: str) -> It
 
 
 def _text_pieces(file: Path, unit: Unit, encoding: str) -> Iterator[Piece]:
-    name = file.name
-    if ends_with(file, (".gz",)):
-        name = file.stem
-    name = name.rpartition(".")[0] or file.name
+    name = unpacked_name(file).rpartition(".")[0] or file.name
     is_lines = unit == "sentences"
     starts = True
     waiting: list[str] = []

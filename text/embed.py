@@ -15,7 +15,18 @@ from torch import Tensor
 
 from dipole.core.train.inference import Embedder, Inputs, chosen_features
 from dipole.core.utils.errors import DataError, OptionError
-from dipole.core.utils.rows import ROWS, Asker, Located, located_rows, open_packed, require_columns
+from dipole.core.utils.rows import (
+    ALSO_PACKED,
+    DAMAGED,
+    ROWS,
+    Asker,
+    Located,
+    ends_with,
+    how_to_unpack,
+    located_rows,
+    open_packed,
+    require_columns,
+)
 from dipole.core.utils.text import warn
 from dipole.text.corpus import TEXT
 from dipole.text.encode import SentenceEncoder
@@ -85,12 +96,13 @@ def read_sentences(source: str, column: str | None = None) -> Inputs:
     path = Path(source)
     if source != STDIN and not path.is_file():
         raise DataError(f"there is no file {source}; - reads lines of standard input.")
-    if source == STDIN or path.name.lower().endswith(TEXT):
+    if source == STDIN or ends_with(path, TEXT):
         if column is not None:
             raise OptionError(f"--column {column}: lines of text have no columns.")
         return Inputs("id", enumerate(_lines(source)))
-    if not path.name.lower().endswith(ROWS):
-        raise DataError(f"{source} is no file of sentences: give .txt, {', '.join(ROWS)}, or - for standard input.")
+    if not ends_with(path, ROWS):
+        known = f".txt, {', '.join(ROWS)} {ALSO_PACKED}, or - for standard input"
+        raise DataError(f"{source} is no file of sentences: give {known}.{how_to_unpack(path)}")
     rows = located_rows(source, "train", "utf-8", Asker("text", "a split"))
     return Inputs("id", _cells(rows, column))
 
@@ -100,10 +112,10 @@ def _lines(source: str) -> Iterator[str]:
         with nullcontext(sys.stdin) if source == STDIN else open_packed(Path(source), "utf-8-sig") as file:
             for line in file:
                 yield line.rstrip("\r\n")
-    except (UnicodeDecodeError, EOFError) as error:
+    except UnicodeDecodeError as error:
         raise DataError(f"{source} is no text in UTF-8: {error}. Save it as UTF-8.") from error
-    except OSError as error:
-        raise DataError(f"{source} cannot be read: {error.strerror or error}") from error
+    except DAMAGED as error:
+        raise DataError(f"{source} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _cells(rows: Iterable[Located], column: str | None) -> Iterator[tuple[Any, str]]:
@@ -115,7 +127,9 @@ def _cells(rows: Iterable[Located], column: str | None) -> Iterator[tuple[Any, s
         if not isinstance(row, dict):
             require_columns(row, COLUMNS[:1], where)
         name = column or next((each for each in COLUMNS if each in row), COLUMNS[0])
-        require_columns(row, [name], where, f" Usual are {', '.join(COLUMNS)}. Set --column.")
+        texts = next((key for key, cell in row.items() if isinstance(cell, str) and key != "id"), "NAME")
+        fix = f" Usual are {', '.join(COLUMNS)}. Set --column, such as --column {texts}: one column at a time."
+        require_columns(row, [name], where, fix)
         if not isinstance(row[name], str):
             kind = type(row[name]).__name__
             raise DataError(f'{where}: the column {name!r} holds {kind}, not text. Write a text or "".')

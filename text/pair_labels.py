@@ -67,6 +67,11 @@ class PairLabel:
             value = float(WORDS.get(text, text))
         except ValueError:
             value = np.nan
+        if re.fullmatch(r"-?\d+,\d+", text):
+            raise DataError(
+                f"{where}: the label {text!r} has a decimal comma. Write {text.replace(',', '.')} (pandas: "
+                f"read_csv(FILE, decimal=',') reads it, and to_csv writes a point)."
+            )
         if not np.isfinite(value):
             raise DataError(
                 f"{where}: the label {str(cell)[:40]!r} is no number. Set text.label_from to the label of a pair, such "

@@ -1,16 +1,14 @@
 """Open text files: plain or packed, in any encoding. Binary files are rejected."""
 
-import gzip
 import io
 import re
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from dipole.core.utils.errors import DataError
-from dipole.core.utils.rows import codec_of, ends_with
+from dipole.core.utils.rows import DAMAGED, codec_of, open_bytes
 
 LOOKED_AT = 1 << 16  # bytes at the start of a file
 # Bytes that no text in an 8-bit encoding or in UTF-8 has, but for a stray one: control characters without blanks and
@@ -37,14 +35,11 @@ BINARY_STARTS = {
 def open_text(file: Path, encoding: str, allowed: str) -> Iterator[TextIO]:
     """Open a file of text without its byte-order mark, unpacked. `allowed` names readable files for messages."""
     codec = codec_of(encoding, file)
-    opener: Any = open
-    if ends_with(file, (".gz",)):
-        opener = gzip.open
     try:
-        with opener(file, "rb") as raw:
-            if not codec.startswith(("utf-16", "utf-32")):
+        if not codec.startswith(("utf-16", "utf-32")):
+            with open_bytes(file) as raw:
                 _check_start(raw.read(LOOKED_AT), file, encoding, allowed)
-                raw.seek(0)
+        with open_bytes(file) as raw:
             text = io.TextIOWrapper(raw, codec)
             try:
                 yield text
@@ -55,7 +50,7 @@ def open_text(file: Path, encoding: str, allowed: str) -> Iterator[TextIO]:
                 ) from None
             finally:
                 text.close()
-    except (OSError, EOFError, zlib.error) as error:
+    except DAMAGED as error:
         raise DataError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 

@@ -1,6 +1,5 @@
 """Wiki-3029 as Arora et al. describe it: 3,029 articles as classes, 200 sentences of each, of a dump or any folder."""
 
-import bz2
 import gzip
 import hashlib
 import heapq
@@ -10,15 +9,14 @@ import random
 import re
 import sys
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 from xml.etree import ElementTree
 
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.files import atomic_write, disk_refusing
-from dipole.core.utils.rows import ROWS, visible
+from dipole.core.utils.rows import DAMAGED, ROWS, ends_with, open_bytes, visible
 from dipole.core.utils.text import counted
 from dipole.text.corpus import Document, Unit, documents_of, file_pieces, split_sentences
 
@@ -95,7 +93,7 @@ def _documents(source: Path, unit: Unit, encoding: str) -> Iterator[Document]:
         inside = file.name
         if file != source:
             inside = file.relative_to(source).as_posix()
-        if file.name.lower().endswith(ROWS):
+        if ends_with(file, ROWS):
             for document in documents_of(file_pieces(file, "documents", None, encoding)):
                 yield Document(f"{inside}: {document.name}", document.sentences)  # rows of several files share numbers
         else:
@@ -120,15 +118,14 @@ DROPPED_TAGS = "ref|gallery|math|chem|timeline|imagemap|score|syntaxhighlight|so
 
 def is_dump(path: Path) -> bool:
     """Return whether a file is a dump by its name, as `enwiki-20260101-pages-articles1.xml-p1p41242.bz2` is one."""
-    return re.search(r"\.xml(-p\d+p\d+)?(\.bz2|\.gz)?$", path.name) is not None
+    return re.search(r"\.xml(-p\d+p\d+)?(\.bz2|\.gz|\.xz|\.zst)?$", path.name) is not None
 
 
 def pages(path: Path) -> Iterator[tuple[str, str]]:
     """Title and wikitext of the articles (namespace 0, no redirects) of a dump, plain or packed, in its order."""
     seen = 0
-    openers: dict[str, Any] = {".bz2": bz2.open, ".gz": gzip.open}
     try:
-        with openers.get(path.suffix, open)(path, "rb") as file:
+        with open_bytes(path) as file:
             for title, text in _articles(file):
                 seen += 1
                 yield title, text
@@ -137,7 +134,7 @@ def pages(path: Path) -> Iterator[tuple[str, str]]:
             f"{path} is no complete MediaWiki dump: {error}, after {counted(seen, 'article')}. Load it anew, or give "
             "another one."
         ) from None
-    except (OSError, EOFError, zlib.error) as error:
+    except DAMAGED as error:
         raise DataError(f"{path} cannot be read, after {counted(seen, 'article')}: {error}") from error
 
 

@@ -1,9 +1,12 @@
 """Read rows of JSON lines, CSV, parquet and `datasets`, each with its location for messages."""
 
+import bz2
 import codecs
 import csv
 import gzip
+import io
 import json
+import lzma
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,9 +22,13 @@ from dipole.core.utils.extras import install_line
 from dipole.core.utils.hub import without_retry_messages
 from dipole.core.utils.text import counted, warn
 
-JSON, PARQUET = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".ndjson"), (".parquet",)
-CSV = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
+JSON, CSV, PARQUET = (".jsonl", ".json", ".ndjson"), (".csv", ".tsv"), (".parquet",)
 ROWS = (*JSON, *CSV, *PARQUET)
+PACKINGS = (".gz", ".bz2", ".xz", ".zst")  # which can follow all but .parquet
+ALSO_PACKED = f"(each also {', '.join(PACKINGS)})"
+ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".lz4")
+DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError)
+"""What opening and unpacking a file raises."""
 LONGEST_CELL = 2**31 - 1  # bytes of a CSV cell; the library's own limit is 128 KiB
 DIVIDERS = ",;\t|"
 WIDE = b"\xff\xfe", b"\xfe\xff"  # marks of UTF-16
@@ -73,7 +80,7 @@ def located_rows(source: str, split: str, encoding: str, asker: Asker) -> Iterat
 def row_files(path: Path) -> list[Path]:
     """Return the files to read: this one, or those of a folder, sorted. Raise DataError if there is none."""
     if not path.exists():
-        raise DataError(f"nothing at {path}. Give a file or folder of {', '.join(ROWS)}, or hub:NAME.")
+        raise DataError(f"nothing at {path}. Give a file or folder of {', '.join(ROWS)} {ALSO_PACKED}, or hub:NAME.")
     files = [p for p in (path, *visible(path)) if ends_with(p, ROWS) and p.is_file()]
     if not files and _has_tabs(path):
         return [path]
@@ -81,8 +88,15 @@ def row_files(path: Path) -> list[Path]:
         what = f"{path} is none of them"
         if path.is_dir():
             what = f"the folder {path} holds no such file"
-        raise DataError(f"rows are read from {', '.join(ROWS)}, and {what}.")
+        raise DataError(f"rows are read from {', '.join(ROWS)} {ALSO_PACKED}, and {what}.{how_to_unpack(path)}")
     return files
+
+
+def how_to_unpack(path: Path) -> str:
+    """Return what to do about an archive, or nothing for another file."""
+    if path.name.lower().endswith(ARCHIVES):
+        return f" It is an archive: unpack it first, and give the folder or file that was in {path.name}."
+    return ""
 
 
 def visible(folder: Path) -> list[Path]:
@@ -106,8 +120,11 @@ def _has_tabs(path: Path) -> bool:
     """Return whether a file is text whose first line has tabs, such as MRPC's .txt files."""
     if not (ends_with(path, (".txt", ".text", ".tab")) and path.is_file()):
         return False
-    with path.open("rb") as file:
-        first = file.readline(LONGEST_HEADER)
+    try:
+        with open_bytes(path) as file:
+            first = file.read(LONGEST_HEADER).partition(b"\n")[0]
+    except DAMAGED as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
     return b"\t" in first and (b"\0" not in first or first.startswith(WIDE))
 
 
@@ -117,8 +134,15 @@ def is_saved(folder: Path) -> bool:
 
 
 def ends_with(file: Path, suffixes: tuple[str, ...]) -> bool:
-    """Return whether the name of a file has one of these suffixes, in capitals or not."""
-    return file.name.lower().endswith(suffixes)
+    """Return whether the name of a file has one of these suffixes, in capitals or not, and packed or not."""
+    return unpacked_name(file).lower().endswith(suffixes)
+
+
+def unpacked_name(file: Path) -> str:
+    """Return the name of a file without .gz and its like."""
+    if file.name.lower().endswith(PACKINGS):
+        return file.stem
+    return file.name
 
 
 def require_columns(row: Any, names: Sequence[str], where: str, setting: str = "") -> None:
@@ -158,11 +182,19 @@ def _numbered(rows: Iterable[Any], where: str) -> Iterator[Located]:
         yield f"{where}, row {number}", row
 
 
+def open_bytes(file: Path) -> Any:
+    """Open a file for reading, unpacked if its name ends with one of `PACKINGS`. It cannot be read backwards."""
+    if file.suffix.lower() == ".zst":
+        import pyarrow  # a package of `datasets`. Python has zstandard from 3.14 on
+
+        return pyarrow.input_stream(str(file), compression="zstd")
+    openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+    return openers.get(file.suffix.lower(), open)(file, "rb")
+
+
 def open_packed(file: Path, encoding: str) -> IO[str]:
-    """Open a text file, unpacked if its name ends with .gz."""
-    opener: Any = gzip.open if ends_with(file, (".gz",)) else open
-    opened: IO[str] = opener(file, "rt", encoding=encoding, newline="")
-    return opened
+    """Open a text file, unpacked if its name ends with one of `PACKINGS`."""
+    return io.TextIOWrapper(open_bytes(file), encoding, newline="")
 
 
 def codec_of(encoding: str, file: Path) -> str:
@@ -183,8 +215,9 @@ def json_rows(file: Path) -> Iterator[Located]:
     """Yield the JSON value of each line, without empty lines, or the items of a file that is one array."""
     number = 0
     try:
+        is_array = _is_array(file)
         with open_packed(file, "utf-8-sig") as lines:
-            if _is_array(lines):
+            if is_array:
                 text = lines.read()
                 for number, row in enumerate(json.loads(text), 1):
                     yield f"{file}, item {number}", _whole_text(text, row)
@@ -202,15 +235,15 @@ def json_rows(file: Path) -> Iterator[Located]:
         raise DataError(f"{file}, line {number}: half a surrogate pair is no text") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{file}, after line {number}: not UTF-8 ({error.reason}). {_fix(error, '')}.") from None
-    except (OSError, EOFError, zlib.error) as error:
+    except DAMAGED as error:
         raise DataError(f"{file}, after line {number}: {error}") from None
 
 
-def _is_array(lines: IO[str]) -> bool:
-    """Return whether a file is one array of objects, rather than lines that may be arrays. Stay at its start."""
-    first = next((line for line in lines if line.strip()), "")
-    is_alone = not any(line.strip() for line in lines)
-    lines.seek(0)
+def _is_array(file: Path) -> bool:
+    """Return whether a file is one array of objects, rather than lines that may be arrays."""
+    with open_packed(file, "utf-8-sig") as lines:
+        first = next((line for line in lines if line.strip()), "")
+        is_alone = not any(line.strip() for line in lines)
     if not first.lstrip().startswith("["):
         return False
     try:
@@ -229,14 +262,15 @@ def _whole_text(text: str, row: Any) -> Any:
 
 def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:
     """Yield the rows of a CSV or TSV file with a header, as dictionaries of strings."""
-    delimiter = "\t,"[ends_with(file, (".csv", ".csv.gz"))]
+    delimiter = "\t,"[ends_with(file, (".csv",))]
     csv.field_size_limit(LONGEST_CELL)
     begins = 1
     try:
-        with open_packed(file, codec_of(encoding, file)) as lines:
-            quoting: Any = csv.QUOTE_MINIMAL
-            if delimiter == "\t" and _has_plain_quotes(lines):
-                quoting = csv.QUOTE_NONE
+        codec = codec_of(encoding, file)
+        quoting: Any = csv.QUOTE_MINIMAL
+        if delimiter == "\t" and _has_plain_quotes(file, codec):
+            quoting = csv.QUOTE_NONE
+        with open_packed(file, codec) as lines:
             reader = csv.reader(lines, delimiter=delimiter, strict=True, quoting=quoting)
             header = [name.strip() for name in next(reader, [])]
             if not any(header):
@@ -265,14 +299,14 @@ def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:
     except UnicodeDecodeError as error:
         fix = _fix(error, asker.encoding)
         raise DataError(f"{file}, after line {begins - 1}: not {encoding} ({error.reason}). {fix}.") from None
-    except (OSError, EOFError, zlib.error) as error:
+    except DAMAGED as error:
         raise DataError(f"{file}, after line {begins - 1}: {error}") from None
 
 
 def _fix(error: UnicodeDecodeError, setting: str) -> str:
     """Return what to do about a file of other bytes. `setting` names its encoding, if there is one."""
     if error.object.startswith(PACKED):
-        return "It is packed: unpack it, save a spreadsheet as CSV, or let the name of a gzip file end with .gz"
+        return "It is packed: unpack it, save a spreadsheet as CSV, or let its name end with .gz, .bz2, .xz or .zst"
     if setting and error.object.startswith(WIDE):
         return f"It begins as UTF-16 does: say {setting} = 'utf-16'"
     if setting:
@@ -280,21 +314,20 @@ def _fix(error: UnicodeDecodeError, setting: str) -> str:
     return "Save it as UTF-8"
 
 
-def _has_plain_quotes(lines: IO[str]) -> bool:
-    """Return whether quotation marks of a file with tabs are plain characters. Stay at its start.
+def _has_plain_quotes(file: Path, codec: str) -> bool:
+    """Return whether quotation marks of a file with tabs are plain characters.
 
     They are if each line has the cells of the header, and a quotation mark begins a cell that is not properly quoted.
     """
     count = None
     is_plain = False
-    for line in lines:
-        cells = line.rstrip("\r\n").split("\t")
-        count = count or len(cells)
-        if len(cells) != count and '"' in line:
-            lines.seek(0)
-            return False
-        is_plain = is_plain or any(cell[:1] == '"' and not QUOTED.fullmatch(cell) for cell in cells)
-    lines.seek(0)
+    with open_packed(file, codec) as lines:
+        for line in lines:
+            cells = line.rstrip("\r\n").split("\t")
+            count = count or len(cells)
+            if len(cells) != count and '"' in line:
+                return False
+            is_plain = is_plain or any(cell[:1] == '"' and not QUOTED.fullmatch(cell) for cell in cells)
     return is_plain
 
 

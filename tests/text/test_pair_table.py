@@ -222,6 +222,7 @@ def test_label_filters(tmp_path, labels, start, kept, cached):
     ([1, 3.8], PairLabel("label"), r"line 2: the column 'label' holds 3\.8.*text.label_from.*'target'"),
     ([1, -1], PairLabel("label"), "line 2: .* holds -1"),
     (["neutral"], PairLabel("label"), "the label 'neutral' is no number.*text.label_from"),
+    (["3,5"], PairLabel("label", "target"), "the label '3,5' has a decimal comma. Write 3.5"),
     ([0, 0], PairLabel("label"), "none of 2 rows has a label of a pair in 'label'"),
     (["b", "a"], PairLabel("label", "filter", "c"), "in 'label', which holds 'a', 'b'. Set text.label_from"),
     ([-0.2], PairLabel("label", "target"), "the label -0.2 is negative"),

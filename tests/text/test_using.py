@@ -180,6 +180,7 @@ def test_sentences_are_read_from_every_kind_of_file(tmp_path):
     ("a.txt.gz", b"plain", None, "cannot be read"),
     ("a.jsonl", b'{"sentence": 1}\n', None, "holds int"),
     ("a.jsonl", b'{"words": "x"}\n', None, "it has words. Usual are sentence, text, content. Set --column"),
+    ("a.csv", b"id,anchor,positive\n1,a,b\n", None, r"Set --column, such as --column anchor: one column at a time"),
     ("a.csv", b"x,y\n1,2\n", "z", "no column 'z'; it has x, y"),
 ])  # fmt: skip
 def test_what_is_no_file_of_sentences_is_refused(tmp_path, name, content, column, message):
