@@ -7,9 +7,12 @@ import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from dipole.core.utils.errors import OptionError
+from dipole.core.utils.text import warn
 
 MANY_PIXELS = 25_000_000
 DENSE = 400  # pixels for a byte, of which photos have at most 100
+TWELVE = 4095  # white of 12 bits
+BITS, WHITE, CHANNELS = 258, 262, 277  # tags of a TIFF; WHITE is 0 where the number 0 is white
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -27,7 +30,27 @@ def open_rgb(data: bytes, size: int | None = None) -> Image.Image:
     with open_image(data) as image:
         if size is not None:
             image.draft("RGB", (size, size))
-        return upright(eight_bits(image).convert("RGB"), image)
+        is_deep = ";16" in str(image.tile)  # how the samples are stored, such as RGB;16B
+        picture = eight_bits(image)
+        if picture.mode == "P" and "transparency" in picture.info:
+            picture = picture.convert("RGBA")  # otherwise Pillow warns
+        picture = picture.convert("RGB")
+        _warn_of_loss(image, picture, is_deep)
+        return upright(picture, image)
+
+
+def _warn_of_loss(image: Image.Image, picture: Image.Image, is_deep: bool) -> None:
+    """Warn once if RGB with 8 bits holds little of an image."""
+    if is_deep and 0 < max(high for _, high in picture.getextrema()) <= 255 * TWELVE / 65535 + 0.5:
+        warn(
+            f"the numbers of an image with 16 bits end below {TWELVE + 1}, and white is 65535: it is nearly black. If "
+            "it has 12 bits, save 16 times its numbers"
+        )
+    if image.format == "TIFF" and image.mode in ("RGB", "RGBX") and image.tag_v2.get(CHANNELS, 3) > 3:
+        warn(
+            f"only the first three of the {image.tag_v2[CHANNELS]} channels of a TIFF are read. To train on all, save "
+            "them as `images` uint8 (n, H, W, C) in an .npz"
+        )
 
 
 def open_image(data: bytes) -> Image.Image:
@@ -68,6 +91,11 @@ def eight_bits(image: Image.Image) -> Image.Image:
     """
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         values = np.asarray(image).astype(np.float64) / 65535
+        tags = getattr(image, "tag_v2", {})  # of a TIFF
+        if tags.get(BITS) == (12,):  # which Pillow does not scale
+            values *= 65535 / TWELVE
+        if tags.get(WHITE) == 0:
+            values = 1 - values
     elif image.mode == "I":
         raise OptionError(
             "whole numbers of 32 bits or with a sign do not say which value is white. Save it with 8 bits a channel"

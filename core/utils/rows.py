@@ -347,7 +347,7 @@ def parquet_rows(file: Path, asker: Asker) -> Iterator[Any]:
     load_dataset = asker.package("datasets").load_dataset
     try:
         if asker.package("pyarrow.parquet").read_metadata(file).num_rows:
-            yield from load_dataset("parquet", data_files=str(file), split="train", streaming=True)
+            yield from _as_stored(load_dataset("parquet", data_files=str(file), split="train", streaming=True))
     except Exception as error:  # pyarrow and datasets have no common base
         why = str(error).splitlines()[0].rstrip(".")
         raise DataError(
@@ -360,7 +360,17 @@ def hub_rows(name: str, split: str, asker: Asker) -> Any:
     load_dataset = asker.package("datasets").load_dataset
     name, _, subset = name.partition(":")
     with _opening(f"{name!r} (split {split!r})"):
-        return load_dataset(name, subset or None, split=split, streaming=True)
+        return _as_stored(load_dataset(name, subset or None, split=split, streaming=True))
+
+
+def _as_stored(table: Any) -> Any:
+    """Leave the images of a table of `datasets` encoded: each cell is a dictionary of bytes and path."""
+    from datasets import Image
+
+    for name, feature in (table.features or {}).items():
+        if isinstance(feature, Image):
+            table = table.cast_column(name, Image(decode=False))
+    return table
 
 
 def hub_version(name: str, asker: Asker) -> str:
@@ -394,7 +404,7 @@ def _saved(folder: Path, split: str, asker: Asker) -> Any:
     except Exception as error:  # pyarrow and datasets have no common base
         raise DataError(f"{folder} is not a readable data set: {str(error).splitlines()[0]}") from error
     if not isinstance(found, dict):
-        return found
+        return _as_stored(found)
     if split not in found:
         raise DataError(f"{folder} has no split {split!r}; it has {', '.join(found)}. Say {asker.split}.")
-    return found[split]
+    return _as_stored(found[split])

@@ -148,8 +148,12 @@ def test_cells_of_lines_and_of_parquet(tmp_path, table):
     assert pairs.captions == ("one", "another", "third")
     assert torch.equal(pairs.images[0], pairs.images[1])
     contents = [(table / f"images/{n}.png").read_bytes() for n in range(4)]
-    image_table(contents, caption=list("abcd")).to_parquet(str(tmp_path / "pairs.parquet"))
-    pairs = pairs_of(tmp_path / "pairs.parquet", "image", "caption", captions=True)
+    Image.new("CMYK", (SIDE, SIDE)).save(tmp_path / "print.jpg")
+    contents += [(tmp_path / "print.jpg").read_bytes(), b"broken"]
+    image_table(contents, caption=list("abcdef")).to_parquet(str(tmp_path / "pairs.parquet"))
+    with pytest.warns(UserWarning, match=r"skipped 1 of 6 .*row 6"):
+        pairs = pairs_of(tmp_path / "pairs.parquet", "image", "caption", captions=True, on_corrupt="skip")
+    assert pairs.captions == tuple("abcde")
     stored = torch.from_numpy(np.array(Image.open(table / "images/2.png"))).permute(2, 0, 1)
     assert torch.equal(pairs.images[2], stored)
 

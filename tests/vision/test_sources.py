@@ -131,6 +131,7 @@ def test_values_that_are_classes(tmp_path, entrance, cells, labels, names):
 @pytest.mark.parametrize(("entrance", "cells", "why"), in_turn(
     (NUMBERS, r"not whole, such as"),
     ([f"{x}" for x in NUMBERS], r"not whole, such as"),
+    ([f"{x}".replace(".", ",") for x in NUMBERS], r"not whole, such as"),
     (MANY, "holds list values such as"),
     ([{"x": 1}] * ROWS, "holds dict values such as"),
     ([datetime.date(2020, 1, 1)] * ROWS, "holds date values such as 2020-01-01"),

@@ -2,6 +2,7 @@
 
 import io
 import math
+import struct
 import warnings
 
 import numpy as np
@@ -119,7 +120,7 @@ def test_training_sees_what_a_centred_square_would_not(tmp_path):
 
 
 def saved(tmp_path, name, values):
-    Image.fromarray(values).save(tmp_path / name)
+    (values if isinstance(values, Image.Image) else Image.fromarray(values)).save(tmp_path / name)
     return (tmp_path / name).read_bytes()
 
 
@@ -132,6 +133,27 @@ RAMP = np.linspace(0, 65535, 64).reshape(8, 8)
 ])  # fmt: skip
 def test_other_depths_are_scaled(tmp_path, name, values, wanted, near):
     np.testing.assert_allclose(decode(saved(tmp_path, name, values), None)[:, :, 0], wanted, atol=near)
+
+
+def test_tags_of_a_tiff_say_what_its_numbers_mean(tmp_path):
+    def tag(number, value, kind=3):
+        return struct.pack("<HHIH", number, kind, 1, value)
+
+    data = saved(tmp_path, "x.tif", RAMP.astype(np.uint16)).replace(tag(262, 1), tag(262, 0))
+    np.testing.assert_allclose(decode(data, None)[:, :, 0], 255 - RAMP / 257, atol=1.01)
+    bits = "".join(f"{round(value):012b}" for value in RAMP.ravel() / 65535 * 4095)
+    packed = np.packbits(np.array(list(bits), dtype=np.uint8)).reshape(8, 12)
+    data = saved(tmp_path, "x.tif", packed).replace(tag(258, 8), tag(258, 12)).replace(tag(256, 12, 4), tag(256, 8, 4))
+    np.testing.assert_allclose(decode(data, None)[:, :, 0], RAMP / 257, atol=0.6)
+
+
+@pytest.mark.parametrize(("name", "values", "message"), [
+    ("x.png", (RAMP // 16).astype(np.uint16), "numbers of an image with 16 bits end below 4096"),
+    ("x.tif", Image.new("RGBX", (4, 4), (9, 8, 7, 6)), "only the first three of the 4 channels of a TIFF"),
+])  # fmt: skip
+def test_what_eight_bits_and_three_channels_lose_is_said(tmp_path, name, values, message):
+    with pytest.warns(UserWarning, match=message):
+        decode(saved(tmp_path, name, values), None)
 
 
 @pytest.mark.parametrize(("values", "message"), [

@@ -209,6 +209,23 @@ def test_every_training_source_is_read(tmp_path, kind):
     assert all(image.shape == (1, 12, 12) for _, image in read_images(saved(tmp_path, kind), channels=1).rows)
 
 
+def test_tables_of_pairs_are_read(run, tmp_path, capsys):
+    write_images(tmp_path / "images")
+    (tmp_path / "pairs.csv").write_text("image,positive\nimages/class0/000.png,images/class1/001.png\n,x.png\n")
+    out = tmp_path / "x.npy"
+    command = ["embed", str(run), str(tmp_path / "pairs.csv"), "-o", str(out), "--quiet"]
+    assert main(command) == 1
+    assert "pairs[1] cannot be decoded (the cell is empty)" in capsys.readouterr().err
+    assert main([*command, "--column", "nothing"]) == 1
+    assert "no column 'nothing'; it has image, positive. Name" in capsys.readouterr().err
+    for column, name in ((["--column", "positive"], "class1/001"), ([], "class0/000")):
+        assert main([*command, *column, "--on-corrupt", "skip"]) == 0
+        assert json.loads(out.with_suffix(".ids.json").read_text()) == [f"images/{name}.png"]
+    embedder = load_run(RunFolder(run), "cpu")[1].embedder()
+    ((_, image),) = embedder.read(str(tmp_path / "images/class0/000.png")).rows
+    np.testing.assert_allclose(np.load(out), embedder.vectors([image]), rtol=1e-5)
+
+
 def test_broken_files_are_refused_or_skipped_and_listed(run, tmp_path, capsys):
     source = saved(tmp_path, "folder")
     (tmp_path / "001.png").write_bytes(png(PIXELS[1])[:60])

@@ -1,7 +1,6 @@
 """Rows of a table that name images that belong together, or an image and its caption."""
 
 import hashlib
-import io
 import os
 import re
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ from dipole.vision.settings import VisionSettings
 from dipole.vision.sources.base import Decoding
 from dipole.vision.sources.images import decode_all
 from dipole.vision.sources.metadata import READER
+from dipole.vision.sources.streamed import fetched
 
 UTF8 = "utf-8"
 LONGEST_NAME = 255  # characters of a part of a path; longer text is an image in base64
@@ -190,7 +190,7 @@ def read_pairs(
         texts, cells = [""], names
         if captioned:
             texts, cells = texts_in(row[names[-1]], names[-1], where), names[:-1]
-        images = [_image(row[name], name, where, folder) for name in cells]
+        images = [image_in(row[name], name, where, folder) for name in cells]
         found = [image for image in images if image is not None]
         if not texts or len(found) < len(images):
             incomplete += 1
@@ -255,16 +255,14 @@ def _decoded(
     return PairedSet(name, first, skipped=tuple(broken), others=tuple(others), captions=texts, ids=ids)
 
 
-def _image(cell: Any, name: str, where: str, folder: Path) -> Path | bytes | None:
+def image_in(cell: Any, name: str, where: str, folder: Path) -> Path | bytes | None:
     """Return the path of a cell's image, or its encoded bytes, or None if it is missing."""
     if isinstance(cell, dict):
         cell = cell.get("bytes") or cell.get("path")
+        if isinstance(cell, str) and "://" in cell:  # in a data set of the Hub
+            cell = fetched(cell)
     if cell is None or isinstance(cell, bytes):
         return cell or None
-    if hasattr(cell, "save"):  # an image that `datasets` decoded
-        written = io.BytesIO()
-        cell.save(written, format="PNG")
-        return written.getvalue()
     if not isinstance(cell, str):
         raise DataError(f"{where}: column {name!r} holds {type(cell).__name__}, expected the path of an image")
     text = cell.strip()

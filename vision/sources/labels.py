@@ -15,7 +15,7 @@ from dipole.core.utils.text import warn
 LABELS = ("label", "fine_label", "labels", "class", "cls", "target", "y")
 """Names of columns of labels, in order of preference."""
 WHOLE = re.compile(r"-?\d{1,9}")
-DECIMAL = re.compile(r"-?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?")
+DECIMAL = re.compile(r"-?(\d+[.,]\d*|[.,]\d+|\d+(?=[eE]))([eE][-+]?\d+)?")
 MOST = 100_000
 """Greatest number of a class. Above it numbers are identifiers, and are counted as text is."""
 
@@ -38,7 +38,7 @@ def class_labels(values: Iterable[Any]) -> tuple[Tensor | None, tuple[str, ...]]
     numbers = {value: value for value in known if not isinstance(value, str)}
     names: tuple[str, ...] = ()
     if texts and all(WHOLE.fullmatch(text) or DECIMAL.fullmatch(text) for text in texts):
-        numbers |= {text: float(text) for text in texts}
+        numbers |= {text: float(text.replace(",", ".")) for text in texts}
     elif texts:
         names = tuple(sorted({str(value) for value in known}))
         place = {name: number for number, name in enumerate(names)}

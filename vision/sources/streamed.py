@@ -92,7 +92,7 @@ def _stream(name: str, builder: Any, split: str, options: Decoding) -> ImageSet:
         return iter(table if options.length is not None else table.shard(num_shards=shards, index=shard))
 
     bounds = [0, *accumulate(counts)]
-    reader = Forward(begin, bounds, 2 * options.buffer + 2048, lambda row: image_bytes(row[image], _fetched), name)
+    reader = Forward(begin, bounds, 2 * options.buffer + 2048, lambda row: image_bytes(row[image], fetched), name)
     stream = Stream(torch.tensor(bounds), options.buffer, forward=True)
     return stay_encoded(name, Numbered(name, bounds[-1]), reader, labels, names, options, stream)
 
@@ -104,7 +104,8 @@ def _count(table: Any, shards: int, image: str, label: str | None) -> list[list[
     return [[None if label is None else plain_label(row[label]) for row in part] for part in parts]
 
 
-def _fetched(path: str) -> bytes:
+def fetched(path: str) -> bytes:
+    """Return the bytes of a file of a data set on the Hub."""
     from datasets.utils.file_utils import xopen
 
     with xopen(path, "rb") as file:
