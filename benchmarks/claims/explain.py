@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from math import exp, inf, isfinite, nan
+from typing import TypeVar
 
 from dipole.benchmarks.claims.judge import JudgedClaim, JudgedComparison, JudgedPart
 from dipole.benchmarks.claims.verdicts import (
@@ -10,6 +11,7 @@ from dipole.benchmarks.claims.verdicts import (
     NO_ROOM,
     NOT_DECIDABLE,
     NOT_LEARNT,
+    OBSTACLES,
     UNDECIDED,
     Evidence,
     decide,
@@ -40,6 +42,36 @@ def says(judged: JudgedClaim) -> str:
     return "; ".join(dict.fromkeys(words))
 
 
+Judged = TypeVar("Judged", JudgedComparison, JudgedPart)
+
+
+def deciding(claim: JudgedClaim) -> JudgedComparison | None:
+    """Return the comparison that decides the verdict: one with an obstacle if the verdict is one. None without data."""
+    parts = [part for part in claim.parts if part.items]
+    if not parts:
+        return None
+    part = _decisive(parts, claim.evidence, len(parts))
+    found = _decisive(part.items, part.evidence, part.least)
+    if part.mean is not None:
+        # Each comparison by its sign: a false one is named if it is clearer than the mean.
+        refuted = len(part.items) * found.evidence.outside
+        is_false = not part.evidence.is_for and part.evidence.outside < 1 and part.part.spec.of_each
+        if not is_false or part.mean.evidence.outside <= refuted:
+            found = part.mean
+    if (verdict := claim.verdict) in OBSTACLES and found.obstacle != verdict:
+        return next(item for item in claim.items if item.obstacle == verdict)
+    return found
+
+
+def _decisive(judged: Sequence[Judged], evidence: Evidence, least: int) -> Judged:
+    """Return what decides whether `least` of several are true: the weakest that has to be, or the worst."""
+    if evidence.is_for:
+        return sorted(judged, key=lambda each: each.evidence.inside)[min(least, len(judged)) - 1]
+    if evidence.outside == 1:
+        return max(judged, key=lambda each: (not each.holds, each.evidence.inside))
+    return min(judged, key=lambda each: each.evidence.outside)
+
+
 def in_words(item: JudgedComparison) -> str:
     """Return the value of a comparison with its 95 % interval."""
     (low, high), value, is_log = item.estimate.interval(), item.comparison.value, item.comparison.is_log
@@ -61,7 +93,7 @@ def why(judged: JudgedClaim) -> str:
         return judged.not_decidable
     if not judged.claim.tests:
         return judged.claim.not_tested
-    found, verdict = judged.deciding, judged.verdict
+    found, verdict = deciding(judged), judged.verdict
     if found is None:
         return ""
     if verdict == AGREES and len(judged.items) > 1:

@@ -9,21 +9,18 @@ parts the evidence on the claim. The verdict follows from the evidence and its p
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import exp, inf, isfinite, log, nan
-from typing import TypeVar
 
 from dipole.benchmarks.claims.claim_specs import ROUNDING, ClaimPart
 from dipole.benchmarks.claims.comparisons import Comparison, NumberTable, comparisons
 from dipole.benchmarks.claims.published import Claim
 from dipole.benchmarks.claims.verdicts import (
-    AGREES,
-    DIFFERS,
     NO_DATA,
     NO_TEST,
     NOT_COMPARED,
     NOT_DECIDABLE,
     NOTHING,
+    UNDECIDED,
     Evidence,
     against,
     at_least,
@@ -56,14 +53,16 @@ class JudgedComparison:
 class JudgedPart:
     """A part of a claim on one set of numbers: its comparisons, and the evidence of all of them together.
 
-    `missing` comparisons have no data. `mean` is the mean of all if the part is about it.
+    `missing` comparisons have no data. `mean` is the mean of all if the part is about it. `with_room` is the evidence
+    of the comparisons without an obstacle.
     """
 
     part: ClaimPart
     items: tuple[JudgedComparison, ...]
     missing: int
+    mean: JudgedComparison | None
     evidence: Evidence
-    mean: JudgedComparison | None = None
+    with_room: Evidence
 
     @property
     def holds(self) -> bool:
@@ -76,28 +75,11 @@ class JudgedPart:
         return self.part.required(len(self.items) + self.missing)
 
     @property
-    def deciding(self) -> JudgedComparison:
-        """The comparison that decides, or the mean. There has to be a comparison."""
-        found = decisive(self.items, self.evidence, self.least)
-        if self.mean is None or self.evidence.is_for or self.evidence.outside == 1:
-            return self.mean or found
-        # A part that is about the mean alone is shown to be wrong by the mean.
-        refuted = len(self.items) * found.evidence.outside
-        if not self.part.spec.of_each or self.mean.evidence.outside <= refuted:
-            return self.mean
-        return found
-
-    def hindered(self, verdict: str) -> JudgedComparison | None:
-        """Return a comparison that cannot show the printed effect, if too few others are left for a verdict."""
+    def has_room(self) -> bool:
+        """Whether enough comparisons are without an obstacle, so that more seeds could show the part to be true."""
         if self.mean is not None:
-            return None
-        rest = [item for item in self.items if not item.obstacle]
-        least, left = self.least, len(rest) + self.missing
-        if verdict == AGREES:
-            left = sum(item.holds for item in rest)
-        if verdict == DIFFERS:
-            left, least = sum(not item.holds for item in rest), len(self.items) + self.missing - least + 1
-        return next((item for item in self.items if item.obstacle and left < least), None)
+            return not self.mean.obstacle
+        return sum(not item.obstacle for item in self.items) + self.missing >= self.least
 
 
 @dataclass(frozen=True)
@@ -139,22 +121,12 @@ class JudgedClaim:
         """Two-sided p-value of the claim alone, or nan if nothing can be tested."""
         return self.evidence.p if self.is_tested else nan
 
-    @cached_property
-    def deciding(self) -> JudgedComparison | None:
-        """The comparison that decides the verdict. None without data.
-
-        It is one with an obstacle if the others neither show the claim to be true nor to be false.
-        """
-        parts = [part for part in self.parts if part.items]
-        if not parts:
-            return None
-        part, verdict = decisive(parts, self.evidence, len(parts)), decide(self.evidence, self.p_holm)
-        found = part.deciding
-        if found.obstacle or self.not_decidable:
-            return found
-        if verdict == DIFFERS:
-            parts = [part]
-        return next(filter(None, (each.hindered(verdict) for each in parts)), found)
+    @property
+    def has_room(self) -> bool:
+        """Whether the evidence is as strong without the comparisons that have an obstacle, or could be if undecided."""
+        if decide(self.evidence, self.p_holm) == UNDECIDED:
+            return all(part.has_room for part in self.parts)
+        return at_least([part.with_room for part in self.parts], len(self.parts)).p == self.evidence.p
 
     @property
     def verdict(self) -> str:
@@ -163,9 +135,12 @@ class JudgedClaim:
             return NO_TEST
         if self.not_decidable:
             return NOT_DECIDABLE
-        if self.deciding is None:
+        if not self.items:
             return NO_DATA
-        return self.deciding.obstacle or decide(self.evidence, self.p_holm)
+        obstacles = [item.obstacle for item in self.items if item.obstacle]
+        if obstacles and not self.has_room:
+            return obstacles[0]
+        return decide(self.evidence, self.p_holm)
 
     @property
     def full_verdict(self) -> str:
@@ -173,18 +148,6 @@ class JudgedClaim:
         if self.is_paper_protocol or self.verdict in (NO_DATA, NO_TEST, NOT_DECIDABLE):
             return self.verdict
         return f"{self.verdict} ({NOT_COMPARED})"
-
-
-Judged = TypeVar("Judged", JudgedComparison, JudgedPart)
-
-
-def decisive(judged: Sequence[Judged], evidence: Evidence, least: int) -> Judged:
-    """Return what decides whether `least` of several are true: the weakest that has to be, or the worst."""
-    if evidence.is_for:
-        return sorted(judged, key=lambda each: each.evidence.inside)[min(least, len(judged)) - 1]
-    if evidence.outside == 1:
-        return max(judged, key=lambda each: (not each.holds, each.evidence.inside))
-    return min(judged, key=lambda each: each.evidence.outside)
 
 
 def judge_claims(
@@ -215,25 +178,39 @@ def judge_claim(claim: Claim, tables: Mapping[str, NumberTable]) -> JudgedClaim:
 
 def _judge_part(part: ClaimPart, found: Sequence[Comparison | None]) -> JudgedPart:
     """Judge one part of a claim. Comparisons without data are None."""
-    spec, judge = part.spec, _judge_spread if part.spec.is_spread else _judge
-    items = [judge(part, each) for each in found if each is not None]
+    judge = _judge_spread if part.spec.is_spread else _judge
+    items = tuple(judge(part, each) for each in found if each is not None)
     missing, mean = len(found) - len(items), None
-    evidence = at_least([*(item.evidence for item in items), *[NOTHING] * missing], part.required(len(found)))
     directed = [item for item in items if item.comparison.turn(part)]
-    if spec.of_mean and directed and all(len(item.comparison.pairs) == 1 for item in directed):
+    if part.spec.of_mean and directed and all(len(item.comparison.pairs) == 1 for item in directed):
         mean = _judge_mean(part, directed)
+    judged = JudgedPart(part, items, missing, mean, NOTHING, NOTHING)
+    with_room = replace(judged, items=tuple(map(_with_room, items)), mean=mean and _with_room(mean))
+    return replace(judged, evidence=_combined(judged), with_room=_combined(with_room))
+
+
+def _with_room(item: JudgedComparison) -> JudgedComparison:
+    """Return a comparison that is no evidence if it has an obstacle."""
+    return replace(item, evidence=NOTHING) if item.obstacle else item
+
+
+def _combined(judged: JudgedPart) -> Evidence:
+    """Combine the evidence of all comparisons, or that of their mean if the part is about it."""
+    part, items, mean = judged.part, judged.items, judged.mean
+    evidence = at_least([*(item.evidence for item in items), *[NOTHING] * judged.missing], judged.least)
+    if mean is not None:
         inside, outside = mean.evidence.inside, mean.evidence.outside
-        if missing:
+        if judged.missing:
             inside = outside = 1.0
         # If each comparison has to hold, one false comparison is enough against it.
-        if spec.of_each and not all(item.holds for item in items):
+        if part.spec.of_each and not judged.holds:
             inside = 1.0
-        if spec.of_each and len(items) > 1:
+        if part.spec.of_each and len(items) > 1:
             outside = min(1.0, 2 * min(evidence.outside, outside))
         evidence = Evidence(inside, outside)
     if part.kind == "significant":
         evidence = replace(evidence, inside=min(1.0, evidence.inside * LEVEL / part.level))
-    return JudgedPart(part, tuple(items), missing, evidence, mean)
+    return evidence
 
 
 def _judge(part: ClaimPart, comparison: Comparison) -> JudgedComparison:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dipole.benchmarks.claims import published
-from dipole.benchmarks.claims.explain import in_words, says, why
+from dipole.benchmarks.claims.explain import deciding, in_words, says, why
 from dipole.benchmarks.claims.judge import JudgedClaim, judge_claim
 from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NO_DATA
 from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, is_number, number_cell
@@ -101,7 +101,7 @@ def _printed(outcome: JudgedClaim) -> Cell:
 
 
 def _estimate(outcome: JudgedClaim) -> Cell:
-    found = outcome.deciding
+    found = deciding(outcome)
     return EMPTY if found is None else Cell(in_words(found), number_cell(found.comparison.value).sort)
 
 
