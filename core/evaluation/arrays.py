@@ -83,7 +83,10 @@ def as_classes(name: str, labels: Any, rows: int | None, error: type[DipoleError
         count = f"{rows} integers"
         if rows is None:
             count = "integers"
-        raise error(f"{name} must be {count}, one per row, got {found.dtype} of shape {shape_of(found)}.")
+        fix = ""
+        if found.is_floating_point() and bool(found.isnan().any()):
+            fix = " Give rows without a label -1 in place of NaN."
+        raise error(f"{name} must be {count}, one per row, got {found.dtype} of shape {shape_of(found)}.{fix}")
     return found.long()
 
 
@@ -127,7 +130,8 @@ def matched(name: str, pairs: Array | Pairs, positives: Array | None) -> Pairs:
     """Return pairs as they are, or pair row i of one array with row i of the other."""
     if isinstance(pairs, Pairs):
         if positives is not None:
-            raise PairsError(f"{name} takes Pairs, or two arrays (n, d); got Pairs and an array.")
+            got = type(positives).__name__
+            raise PairsError(f"{name} takes Pairs, or two arrays (n, d); got Pairs and {got}. Give options by name.")
         return pairs
     if positives is None:
         raise PairsError(
@@ -147,7 +151,10 @@ def in_range(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        bound, options = signature.bind(*args, **kwargs), options_of(function)
+        try:
+            bound, options = signature.bind(*args, **kwargs), options_of(function)
+        except TypeError:
+            return function(*args, **kwargs)  # Python's error, which has the function's name
         given = {option.name: bound.arguments[option.name] for option in options if option.name in bound.arguments}
         bound.arguments.update(checked(function.__name__, options, given))
         return function(*bound.args, **bound.kwargs)

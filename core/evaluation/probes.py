@@ -74,7 +74,13 @@ class ProbeResult:
 
     @property
     def predictions(self) -> Tensor:
-        """Return the predicted labels (n_test,)."""
+        """Return the predicted labels (n_test,).
+
+        Raises:
+            DataError: the result is of clusters.
+        """
+        if self.scores.ndim < 2:
+            raise DataError("clusters have no predictions: k-means does not name the class of a point.")
         return self.classes[self.scores.argmax(1)]
 
     def top(self, rank: int) -> float:

@@ -321,7 +321,8 @@ class Option:
             OptionError: the type is wrong or the value is out of range. The message names the owner, the option and
                 the allowed values.
         """
-        if value is None or (value == "none" and self.optional and "none" not in self.choices):
+        none = isinstance(value, str) and value == "none"  # an array is compared by element
+        if value is None or (none and self.optional and "none" not in self.choices):
             if self.optional:
                 return None
         elif isinstance(value, bool | str):
