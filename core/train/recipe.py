@@ -282,6 +282,10 @@ def describe(error: ValidationError, model: type[BaseModel], skip: str | None = 
                 f"{path}: {shortened(repr(got))} is not allowed.{nearest(str(got), allowed)} Allowed: "
                 f"{', '.join(allowed)}."
             )
+        elif kind == "model_type" and (table := _table_at(location, model)) is not None:
+            lines.append(
+                f"{path}: is a table, not {shortened(repr(got))}. Its settings: {', '.join(table.model_fields)}."
+            )
         elif kind == "value_error":
             lines.append(f"{path}: {context['error']}".replace("\n", "\n    "))
         else:

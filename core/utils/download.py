@@ -23,6 +23,7 @@ from dipole.core.utils.text import shortened
 
 BASE = "DIPOLE_DATA_URL"  # replaces everything in a URL before the file's name
 CHUNK = 1 << 20
+PACKED = (".tar", ".gz", ".tgz", ".bz2", ".xz", ".zip", ".npz", ".parquet")  # these have control characters
 OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR}
 PATIENCE = 60.0  # seconds without a byte
 Progress = Callable[[int, int | None], None]
@@ -227,8 +228,11 @@ def _check(file: RemoteFile, path: Path) -> None:
             problem = f"{kind} {found}; the published one is {published}"
     elif not file.path.lower().endswith(("html", "htm")):
         with open(path, "rb") as opened:
-            if re.match(rb"\s*<(!doctype )?html", opened.read(CHUNK), re.IGNORECASE):
-                problem = "a web page in place of its content"
+            begin = opened.read(1000)
+        if re.match(rb"(\xef\xbb\xbf)?\s*(<\?xml[^>]*>\s*|<!--.*?-->\s*)*<(!doctype )?html", begin, re.I | re.DOTALL):
+            problem = "a web page in place of its content"
+        elif path.name.removesuffix(".part").endswith(PACKED) and not re.search(rb"BZh|[\0-\x08\x0e-\x1f]", begin):
+            problem = f"text in place of its content: {shortened(begin.decode(errors='replace'))!r}"
     if problem:
         aside = path.with_name(f"{Path(file.path).name}.wrong")
         with suppress(OSError):

@@ -70,8 +70,15 @@ def _untar(archive: Path, folder: Path) -> None:
         if not opened.getmembers():
             raise tarfile.ReadError("it has no files")  # nothing but zeros is a valid archive
         # The checksum of a compressed stream is behind its last byte.
-        while opened.fileobj is not None and opened.fileobj.read(CHUNK):
-            pass
+        try:
+            while opened.fileobj is not None and opened.fileobj.read(CHUNK):
+                pass
+        except EOFError:
+            with open(archive, "rb") as file:
+                file.seek(max(0, archive.stat().st_size - CHUNK))
+                # LZMAFile takes zeros behind the end of an .xz for the begin of another stream.
+                if not file.read().rstrip(b"\0").endswith(b"YZ"):
+                    raise
 
 
 def _unzip(archive: Path, folder: Path) -> None:

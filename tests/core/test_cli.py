@@ -147,7 +147,10 @@ def test_show_explains_an_objective_a_table_and_a_recipe(blobs, capsys):
     assert told(capsys, "show", "blobs")["settings"][0] == points
     assert "milestones" in done(capsys, "show", "train")
     # A recipe and a suite may share a name: both are shown.
-    assert [each["kind"] for each in told(capsys, "show", "lmcl-table5")] == ["suite", "recipe"]
+    suite, recipe = told(capsys, "show", "lmcl-table5")
+    assert (suite["kind"], recipe["kind"]) == ("suite", "recipe")
+    assert told(capsys, "show", suite["path"]) == suite | {"name": suite["path"]}
+    assert done(capsys, "show", blobs) == blobs.read_text() + "\n"
     assert "[scale.paper]" in done(capsys, "show", "lmcl-table4")
 
 

@@ -51,7 +51,8 @@ STRANGERS = {
     ("check", "infonce", "--engine", "nothing"): ("'nothing' names no engine; there are dense, eager, triton", 1),
     ("report", "run"): ("run is one run. Give its parent folder, ..", 2),
     ("report", "d", "-o", "my.toml/x.html"): ("choose another folder with -o", 1),
-    ("show", "my.toml"): ("For a recipe, `dipole train my.toml --print-config", 2),
+    ("show", "a1b2"): ("unknown name 'a1b2'. It is a run: `dipole show runs/a1b2/config.toml` shows", 2),
+    ("show", "bad.jsonl"): ("bad.jsonl is not valid TOML: ", 1),
     ("report", "bad.jsonl"): ("nothing could be read: `Problems` in report.html says why", 1),
 }
 
@@ -111,8 +112,9 @@ def test_what_ends_a_command_is_an_object_too(end, expected, kind, said, capsys,
 @pytest.mark.parametrize("arguments", STRANGERS, ids=" ".join)
 def test_a_stranger_is_told_what_is_wrong_where_and_what_to_do(arguments, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    for name in ("d", "run"):
-        Path(name).mkdir()
+    for name in ("d", "run", "runs/a1b2"):
+        Path(name).mkdir(parents=True)
+    Path("runs/a1b2/config.toml").touch()
     Path("run/record.json").write_text("{}")
     Path("my.toml").touch()
     Path("bad.jsonl").write_bytes(b"\xb7\x00\n")

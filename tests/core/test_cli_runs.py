@@ -290,7 +290,7 @@ def test_bash_completes_commands_options_names_and_files(tmp_path, monkeypatch, 
     )
     wanted = {
         "com": "compare completion", "rm --y": "--yes", "completion z": "zsh", "train digits-simc": "digits-simclr",
-        "train mi": "mine.toml", "show infon": "infonce", "bench lmcl-table1": "lmcl-table1",
+        "show sims": "simsiam", "train mi": "mine.toml", "show infon": "infonce", "bench lmcl-table1": "lmcl-table1",
         "data get cifar10": "cifar10 cifar100", "rm r": "runs", "report runs -o mi": "mine.toml", "rm 01": "0123abc",
         "rm 0123abc 0f": "0ffe", "report sh": "shipped", "bench demo --known sh": "shipped",
         "train mine.toml --resume a": "auto", "data wiki": "wiki3029", "data get wiki": "",

@@ -204,8 +204,13 @@ def test_other_answers_are_not_the_file(serve, tmp_path):
 
 
 def test_a_page_to_log_in_is_not_the_file(serve, tmp_path):
-    url, _ = serve({"x.bin": b"\n<!DOCTYPE HTML><html>"}, {})
-    fails(DataError, r"has a web page .* moved to .*x\.bin\.wrong", fetch, RemoteFile(f"{url}/x.bin"), tmp_path)
+    page, said = b"<!DOCTYPE HTML><html>", r"has a web page .* moved to .*x\.%s\.wrong"
+    pages = {"bin": b"\n" + page, "a": b"\xef\xbb\xbf" + page, "b": b"<?xml version='1.0'?>\n<!-- a -->" + page}
+    pages |= {"tar": b'{"error": "\xc3\x9c"}', "gz": b"Busy\n", "parquet": b"<?xml?><Error>"}
+    for end, content in pages.items():
+        url, _ = serve({f"x.{end}": content}, {})
+        kind = said if page in content else r"has text in place of its content: .* moved to .*x\.%s\.wrong"
+        fails(DataError, kind % end, fetch, RemoteFile(f"{url}/x.{end}"), tmp_path)
     url, _ = serve({"x.bin": CONTENT, "x.HTML": CONTENT}, {"headers": {"Content-Type": "text/html; charset=utf-8"}})
     fails(DataError, "sends a web page, not the file", fetch, RemoteFile(f"{url}/x.bin"), tmp_path)
     assert not (tmp_path / "x.bin").exists()
@@ -254,10 +259,10 @@ def test_processes_that_fetch_one_file_take_turns(serve, tmp_path, known):
 
 
 def test_without_a_network_the_place_to_put_it_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"cannot fetch http://127\.0\.0\.1:9/x\.tar .*put it at .*x\.tar"):
-        fetch(RemoteFile("http://127.0.0.1:9/x.tar"), tmp_path / "a")
-    (tmp_path / "a" / "x.tar").write_bytes(b"by hand")
-    assert fetch(RemoteFile("http://127.0.0.1:9/x.tar"), tmp_path / "a").read_bytes() == b"by hand"
+    with pytest.raises(DataError, match=r"cannot fetch http://127\.0\.0\.1:9/x\.txt .*put it at .*x\.txt"):
+        fetch(RemoteFile("http://127.0.0.1:9/x.txt"), tmp_path / "a")
+    (tmp_path / "a" / "x.txt").write_bytes(b"by hand")
+    assert fetch(RemoteFile("http://127.0.0.1:9/x.txt"), tmp_path / "a").read_bytes() == b"by hand"
 
 
 def tar(path, members, kind="gz"):
@@ -319,6 +324,10 @@ def test_archives_are_checked_to_the_last_byte(tmp_path, kind):
         changed = [*flipped, whole[:-1], whole[:-9]]
     changed += [bytes(len(whole)), whole[:half], whole[:half] + b"\xff" * 9 + whole[half + 9 :]]
     check_damaged(path, changed)
+    if kind == "xz":  # whose padding is zeros
+        for zeros in (4, 1024):
+            path.write_bytes(whole + bytes(zeros))
+            unpack(path, tmp_path / f"{zeros}")
     if kind == "zip":  # in a tar
         unpack(tar(tmp_path / "z.tar", {"a/0.bin": b"", "z.zip": whole}, ""), tmp_path / "z")
         assert [file.stat().st_size for file in sorted((tmp_path / "z").rglob("*.*"))] == [0, len(whole)]

@@ -13,12 +13,12 @@ from dipole.core.cli import Runner
 SHELLS = ("bash", "zsh", "tcsh")
 # How an argument is completed, by its metavar or by command and metavar. Kinds are those of `dipole list`.
 FOLDERS = ("AGENT", "DIR", "FOLDER")
-FILES = ("FILE", "PATH", "INPUT", "RECIPE", "SUITE", "RUN", "RUNS", "PLACE", "auto|never|PATH")
+FILES = ("FILE", "PATH", "INPUT", "RECIPE", "SUITE", "RUN", "RUNS", "PLACE", "auto|never|PATH", "dipole show NAME")
 NAMES = {
     "RECIPE": ("recipes",),
     "SUITE": ("suites",),
     "dipole check TARGET": ("objectives", "regularizers"),
-    "dipole show NAME": ("objectives", "regularizers", "diagnostics", "recipes", "suites", "domains"),
+    "dipole show NAME": ("objectives", "regularizers", "diagnostics", "recipes", "suites", "domains", "parts"),
     "dipole data get NAME": ("data sets that are fetched",),
     "RUN": ("run folders",),
     "RUNS": ("kept",),
@@ -67,7 +67,9 @@ def _marked(parser: argparse.ArgumentParser, shell: str) -> Iterator[str]:
                 yield from _marked(inner, shell)
             continue
         metavar = str(action.metavar)
-        kinds = NAMES.get(metavar) or NAMES.get(f"{parser.prog} {metavar}", ())
+        if f"{parser.prog} {metavar}" in NAMES:
+            metavar = f"{parser.prog} {metavar}"
+        kinds = NAMES.get(metavar, ())
         marked: Any = action  # argparse declares no such attribute
         if kinds and shell in ("bash", "zsh"):
             function = "_dipole_" + "_".join((*parser.prog.split()[1:], action.dest))
@@ -96,6 +98,10 @@ def _names(kind: str) -> list[str]:
         from dipole.core.train.data_sets import fetched
 
         return list(fetched())
+    if kind == "parts":
+        from dipole.core.train.names import parts
+
+        return [*parts(), "run", "train"]
     from dipole.core.cli.commands.list import list_kind
 
     return [entry["name"] for entry in list_kind(kind)]

@@ -16,6 +16,7 @@ from dipole.core.cli.commands.list import KINDS
 from dipole.core.cli.output import write
 from dipole.core.utils.files import is_file
 from dipole.core.utils.plugins import OURS, points
+from dipole.core.utils.received import read_text, read_toml
 from dipole.core.utils.text import definitions, folded, screen_width
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument(
         "name",
         metavar="NAME",
-        help="an objective, regularizer, diagnostic, recipe, suite or domain; `train` for the [train] table",
+        help="objective, regularizer, diagnostic, recipe, suite, domain or .toml file; `train` for the [train] table",
     )
     parser.add_argument("--expand", action="store_true", help="write out the rows and columns of a suite's grids")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -65,16 +66,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _texts(name: str, expand: bool) -> dict[str, tuple[Path, str]]:
-    """Return path and text of the suite and of the recipe of a name, which both may have. The suite is first."""
+    """Return path and text of the suite and of the recipe of a name, which both may have. The suite is first.
+
+    The name may be the path of a file.
+    """
     from dipole.core.train.shipped import shipped
     from dipole.core.utils.errors import ConfigError, nearest
 
     files = {"suite": shipped("suites"), "recipe": shipped("recipes")}
     found = {kind: paths[name] for kind, paths in files.items() if name in paths}
-    if not expand:
-        return {kind: (path, path.read_text(encoding="utf-8")) for kind, path in found.items()}
     if not found and is_file(name):
-        found = {"suite": Path(name)}
+        found = {"recipe": Path(name)}
+        if expand or {"rows", "columns"} & read_toml(Path(name)).keys():
+            found = {"suite": Path(name)}
+    if not expand:
+        return {kind: (path, read_text(path)) for kind, path in found.items()}
     if "suite" not in found:
         raise ConfigError(f"--expand needs a suite, and {name!r} is none.{nearest(name, files['suite'])}")
     return {"suite": (found["suite"], _expanded(found["suite"]))}
@@ -97,8 +103,9 @@ def _entry(name: str) -> Entry | None:
     near, listed = nearest(word, [*kinds(), "run", "train", *lists]), "dipole list"
     if word in lists:
         near, listed = "", f"dipole list {lists[word]}"
-    if name.endswith(".toml") and is_file(name):
-        near, listed = " If it is a suite, add --expand. For a recipe,", f"dipole train {name} --print-config"
+    for folder in (Path(name), Path("runs", name)):
+        if is_file(folder / "config.toml"):
+            near, listed = " It is a run:", f"dipole show {folder}/config.toml"
     if said.startswith("unknown name"):
         said = said.partition(" Known: ")[0].partition(" Did you mean")[0]
         said += f"{near} `{listed}` shows what there is."
