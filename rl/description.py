@@ -189,8 +189,8 @@ def explained(path: Any, objective: Any) -> Iterator[None]:
             f"the objective of the agent {path} is not known here: {error}\nImport the module that registers it "
             "before loading, or give it: ContrastiveSAC.load(path, objective=...)."
         ) from error
-    except RuntimeError as error:
-        if objective is None or isinstance(error, DipoleError):
+    except CheckpointError as error:
+        if objective is None or not isinstance(error.__cause__, RuntimeError):
             raise
         raise ConfigError(f"the agent {path} was saved with another objective than {objective}: {error}") from error
 

@@ -236,6 +236,15 @@ class Encoders:
             inherited: Any = super()
             inherited.set_training_mode(mode)
 
+    def load_state_dict(self, state_dict: Any, *rest: Any, **settings: Any) -> Any:
+        if not hasattr(self, "contrast") and any(name.startswith("contrast.") for name in state_dict):
+            raise RuntimeError(
+                "the file has a contrastive objective, which stable-baselines3's own classes do not know: load it with "
+                "dipole.rl.ContrastiveSAC (or ContrastiveDrQ). `dipole export RUN --to sb3` writes a file for them."
+            )
+        inherited: Any = super()
+        return inherited.load_state_dict(state_dict, *rest, **settings)
+
     def save(self, path: Any) -> None:
         # Without the objective, which `load` does not make.
         mine: Any = self

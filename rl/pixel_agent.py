@@ -25,7 +25,7 @@ from dipole.core.utils.memory import check_fits
 from dipole.core.utils.transfer import to_device
 from dipole.rl import description
 from dipole.rl import settings as presets
-from dipole.rl.arguments import plain
+from dipole.rl.arguments import check_seed, plain
 from dipole.rl.augmentation import Augmentation, Centre, choose, one_number
 from dipole.rl.contrast import (
     bf16_is_native,
@@ -207,8 +207,14 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             set_beta(optimizer, self.beta)
 
     def set_parameters(self, *arguments: Any, **settings: Any) -> None:
-        super().set_parameters(*arguments, **settings)
+        with description.readable("these parameters do not fit the agent"):
+            super().set_parameters(*arguments, **settings)
         self._fit_optimizers()
+
+    def set_random_seed(self, seed: int | None = None) -> None:
+        super().set_random_seed(check_seed(seed))
+        if seed is not None and self.replay_buffer is not None:  # otherwise NumPy's global generator seeds it
+            self.replay_buffer.rng = np.random.default_rng(seed)
 
     def set_up_for_playing(self) -> None:
         """Make the networks of an agent without an environment, with the smallest replay."""

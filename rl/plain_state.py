@@ -10,11 +10,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from stable_baselines3.common.noise import ActionNoise, VectorizedActionNoise
+from stable_baselines3.common.noise import (
+    ActionNoise,
+    NormalActionNoise,
+    OrnsteinUhlenbeckActionNoise,
+    VectorizedActionNoise,
+)
 
-from dipole.core.utils.errors import CheckpointError
+from dipole.core.utils.errors import CheckpointError, ConfigError
 from dipole.core.utils.plain_values import decode, encode
 from dipole.core.utils.received import read_json
+from dipole.core.utils.seeding import isolated
 
 
 def files(name: str) -> tuple[str, str]:
@@ -46,16 +52,33 @@ def read(folder: Path, name: str) -> Any:
 
 
 def noise_state(noise: ActionNoise | None) -> dict[str, Any] | None:
-    """Return the class and the plain attributes. Vectorised noise has one state per environment."""
+    """Return the class and what changes with each draw. Vectorised noise has one state per environment."""
     if noise is None:
         return None
     values: dict[str, Any] = {}
+    if type(noise) in (NormalActionNoise, OrnsteinUhlenbeckActionNoise):  # whose other attributes are its arguments
+        values = {name: value.copy() for name, value in vars(noise).items() if name == "noise_prev"}
+        return {"name": type(noise).__qualname__, "values": values}
     for name, value in vars(noise).items():
         if name == "_noises":
             values[name] = [noise_state(each) for each in value]
         elif not callable(value):  # as noise is: the base of a vectorised one has no state of its own
             values[name] = copy.deepcopy(value)
     return {"name": type(noise).__qualname__, "values": values}
+
+
+def require_width(noise: ActionNoise | None, shape: tuple[int, ...]) -> None:
+    """Raise ConfigError for noise that cannot be added to actions of the shape (n_envs, A)."""
+    if noise is None:
+        return
+    with isolated(0):
+        drawn = np.shape(copy.deepcopy(noise)())
+    try:
+        fits = np.broadcast_shapes(drawn, shape) == shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ConfigError(f"action_noise draws numbers of the shape {drawn}, and the actions are {shape}.")
 
 
 def set_noise_state(noise: ActionNoise | None, state: dict[str, Any] | None) -> ActionNoise | None:

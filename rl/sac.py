@@ -227,9 +227,9 @@ class ContrastiveSAC(PixelAgent, SAC):
             self.before_noise = rng_state()
         return super().collect_rollouts(*arguments, **settings)
 
-    def _store_transition(self, *step: Any) -> None:
+    def _sample_action(self, *arguments: Any, **settings: Any) -> Any:
         self.before_noise = None
-        super()._store_transition(*step)
+        return super()._sample_action(*arguments, **settings)
 
     def set_up_for_playing(self) -> None:
         if self.target_entropy == "auto":

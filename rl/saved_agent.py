@@ -134,7 +134,11 @@ class SavedAgent(OffPolicyAlgorithm):
         rest = without_sb3_names({name: value for name, value in changes.items() if name not in other})
         if objective == "none":
             rest["objective"] = objective  # which is no change that an agent can have
-        presets.require_changeable(rest)
+        if not isinstance(custom_objects, dict | None):
+            raise ConfigError(
+                f"custom_objects must be a dictionary of SB3's attributes, or None, got {custom_objects!r}."
+            )
+        presets.require_changeable([*rest, *(custom_objects or ())])
         passed = check_passed_on({"device": device, **{name: changes[name] for name in other if name in changes}})
         device = passed.pop("device")
         if "stats_window_size" in passed:

@@ -100,7 +100,8 @@ def resume(
         cls: the agent's class, if you wrote it.
         objective: of an agent whose terms are not registered, as `ContrastiveSAC.load` takes it.
         given: keywords of the agent that no file can hold: a function as augmentation or learning_rate, action_noise,
-            replay_buffer_class and its keywords, tensorboard_log.
+            replay_buffer_class and its keywords, tensorboard_log. Changed settings. `seed` begins other draws in place
+            of continuing those of the checkpoint (environments continue with theirs).
 
     Raises:
         CheckpointError: the folder is missing, incomplete or unreadable, or of another version.
@@ -111,6 +112,8 @@ def resume(
     manifest = check(folder)
     agent: PixelAgent = open_agent(folder / "agent.zip", cls, validate(env), device, objective, **given)
     _restore_state(agent, folder, manifest)
+    if given.get("seed") is not None:
+        agent.set_random_seed(agent.seed)
     return agent
 
 

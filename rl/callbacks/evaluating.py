@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import VecEnv
 
 from dipole.core.evaluation import diagnostics
 from dipole.core.train.evaluation import diagnose_objective, diagnose_pairs
@@ -37,7 +37,7 @@ class EvaluationCallback(BaseCallback):
         2
 
     Args:
-        env: an environment of its own, no VecEnv.
+        env: an environment of its own, or a VecEnv of SB3.
         every: environment steps between evaluations, >= 1.
         episodes: of each evaluation, >= 1.
         folder: for evaluations.jsonl and videos. Nothing is written without it.
@@ -53,7 +53,7 @@ class EvaluationCallback(BaseCallback):
 
     def __init__(
         self,
-        env: gymnasium.Env[Any, Any],
+        env: gymnasium.Env[Any, Any] | VecEnv,
         every: int = 10_000,
         episodes: int = 10,
         folder: str | Path | None = None,
@@ -80,7 +80,8 @@ class EvaluationCallback(BaseCallback):
 
     def _on_training_start(self) -> None:
         training = self.training_env.unwrapped
-        if isinstance(training, DummyVecEnv) and any(each.unwrapped is self.env.unwrapped for each in training.envs):
+        trained = [training, *(each.unwrapped for each in getattr(training, "envs", ()))]
+        if any(each is self.env.unwrapped for each in trained):
             raise ConfigError("the evaluation environment is the training environment itself: make another one for it.")
         if self.folder is not None:
             # After a resume, lines that the checkpoint had not seen are written again.

@@ -1,9 +1,11 @@
 """Playing whole episodes with an agent, on environments of their own: one after another, or several at a time."""
 
+import copy
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -11,8 +13,9 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
-from stable_baselines3.common.vec_env import VecEnv, VecTransposeImage
+from stable_baselines3.common.vec_env import VecEnv, VecTransposeImage, unwrap_vec_normalize
 
 from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.rl.arguments import check_integers, check_seed
@@ -23,7 +26,7 @@ from dipole.rl.envs.running.workers import WorkerVecEnv
 
 def evaluate(
     agent: BaseAlgorithm,
-    env: gymnasium.Env[Any, Any],
+    env: gymnasium.Env[Any, Any] | VecEnv,
     episodes: int = 10,
     seed: int | None = None,
     frames: list[NDArray[np.uint8]] | None = None,
@@ -37,20 +40,23 @@ def evaluate(
 
     Args:
         agent: any SB3 agent.
-        env: not the training environment.
+        env: not the training environment. A VecEnv of SB3 plays its environments together. Its VecNormalize takes
+            the means and variances of the agent's.
         episodes: how many, >= 1.
         seed: of the first episode. None draws one.
         frames: a list that collects the rendered frames, (H, W, 3), of the first episode, for a video.
-        observations: collects every observation of the episodes that count, the agent's part of it.
+        observations: collects every observation of the episodes that count, the agent's part of it. Not of a VecEnv.
         deterministic: take the mean action. False draws from the policy, with torch's global generator.
         seeds: of every beginning of an episode, by its number, in place of `seed`.
 
     Raises:
-        ConfigError: if `env` is no single environment with the agent's observations, or `episodes` below 1.
+        ConfigError: if `env` is no environment with the agent's observations, or `episodes` below 1.
         TrainingError: if five episodes in a row end in a fault.
     """
     check_environment(env)
     check_integers(episodes=episodes)
+    if isinstance(env, VecEnv):
+        return _together(agent, env, episodes, seed, frames, deterministic)
     see = seeing(agent, env.observation_space)
     env = guarded(env)
     returns: list[float] = []
@@ -84,16 +90,51 @@ def evaluate(
     return returns
 
 
-def seeing(agent: BaseAlgorithm, space: Any) -> Callable[[Any], Any]:
+def _together(
+    agent: BaseAlgorithm,
+    env: VecEnv,
+    episodes: int,
+    seed: int | None,
+    frames: list[NDArray[np.uint8]] | None,
+    deterministic: bool,
+) -> list[float]:
+    """Return the returns of episodes in all environments of a VecEnv, as SB3's `evaluate_policy` plays them."""
+    of_training, own = agent.get_vec_normalize_env(), unwrap_vec_normalize(env)
+    see = seeing(agent, env.observation_space, is_normalized=own is not None)
+    kept = {}
+    if own is not None:
+        if of_training is not None and of_training.norm_obs:
+            own.obs_rms = copy.deepcopy(of_training.obs_rms)
+        kept = {name: getattr(own, name) for name in ("training", "norm_reward")}
+        own.training = own.norm_reward = False
+
+    def film(played: dict[str, Any], _: Any) -> None:
+        if frames is not None and not played["episode_rewards"] and played["i"] == 0:
+            frames.append(rendered(env))
+
+    player: Any = SimpleNamespace(predict=lambda seen, **settings: agent.predict(see(seen), **settings))
+    if seed is not None:  # or SB3 draws one from a generator of training
+        env.seed(seed)
+    try:
+        returns, _ = evaluate_policy(
+            player, env, episodes, deterministic, callback=film, return_episode_rewards=True, warn=False
+        )
+    finally:
+        for name, value in kept.items():
+            setattr(own, name, value)
+    return [float(each) for each in returns]  # type: ignore[union-attr]
+
+
+def seeing(agent: BaseAlgorithm, space: Any, is_normalized: bool = False) -> Callable[[Any], Any]:
     """Return a function that gives the agent's part of an observation, as the agent's VecNormalize normalises it.
 
-    Raise ConfigError if there is none.
+    Observations that are normalised already stay. Raise ConfigError if there is no such part.
     """
     seen, normalizer = agent.observation_space, agent.get_vec_normalize_env()
     select = _selecting(seen, transposed(space)) or _selecting(seen, space)
     if select is None:
         raise ConfigError(f"the agent was made for observations {seen}, but this environment has {space}.")
-    if normalizer is None:
+    if normalizer is None or is_normalized:
         return select
     if normalizer.norm_obs_keys is None:
         return lambda observation: normalizer.normalize_obs(select(observation))
@@ -116,9 +157,10 @@ def _selecting(seen: Any, space: Any) -> Callable[[Any], Any] | None:
 
 
 def check_environment(env: Any) -> None:
-    """Raise ConfigError for what is not one gymnasium environment."""
-    if isinstance(env, str | VecEnv) or not isinstance(validate(env), gymnasium.Env):
-        raise ConfigError(f"evaluation needs one gymnasium environment (make_env(...)), got {type(env).__name__}.")
+    """Raise ConfigError for what is no environment."""
+    if isinstance(env, str):
+        raise ConfigError(f"evaluation needs an environment, got a text: make_env({env!r}).")
+    validate(env)
 
 
 def transposed(space: Any) -> Any:

@@ -9,12 +9,14 @@ import pytest
 import torch
 from PIL import Image
 from stable_baselines3 import PPO
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.noise import NormalActionNoise
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from dipole.core.train.build import build
 from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run_folder import RunFolder
-from dipole.core.utils.errors import ConfigError, DataError, TrainingError
+from dipole.core.utils.errors import CheckpointError, ConfigError, DataError, TrainingError
 from dipole.core.utils.extras import install_line
 from dipole.rl import DotEnv, EvaluationCallback, episodes, make_env
 from dipole.rl.callbacks.evaluating import diagnose
@@ -98,18 +100,26 @@ def test_curves_and_videos_are_written(tmp_path):
     refused(DataError, "holds no evaluations", episodes.read_evaluations, tmp_path / "evaluations.jsonl")
 
 
+def noisy(agent, mean):
+    agent.action_noise = NormalActionNoise(mean, mean)
+    return agent
+
+
 WHITE = [np.zeros((8, 8, 3), np.uint8)]
 CURVES = {"none": [[Evaluation(1, 1, (1.0,))], [Evaluation(2, 2, (1.0,))]]}
 
 
 @pytest.mark.parametrize(("error", "said", "call"), [
-    (ConfigError, "one gymnasium environment.*got DummyVecEnv", lambda a, _: evaluate(a, DummyVecEnv([DotEnv]))),
+    (ConfigError, r"needs an environment, got a text: make_env\('dot'\)", lambda a, _: evaluate(a, "dot")),
     (ConfigError, "episodes must be an integer >= 1, got 0", lambda a, _: evaluate(a, DotEnv(), 0)),
     (ConfigError, r"made for .*\(9, 28, 28\).*\(9, 36, 36\)", lambda a, _: evaluate(a, DotEnv(size=36))),
     (ConfigError, r"every must be .* got 'x+ ... x+'", lambda *_: EvaluationCallback(DotEnv(), every="x" * 99)),
     (ConfigError, "video_every must be .*>= 0, got -1", lambda *_: EvaluationCallback(DotEnv(), video_every=-1)),
     (ConfigError, "seed must be an integer from 0", lambda *_: EvaluationCallback(DotEnv(), seed=-1)),
     (ConfigError, "total_timesteps must be an integer >= 0", lambda a, _: a.learn(1e3)),
+    (ConfigError, "tb_log_name must be a text, .* got 3", lambda a, _: a.learn(1, tb_log_name=3)),
+    (ConfigError, r"shape \(3,\), and the actions are \(1, 2\)", lambda a, _: noisy(a, np.zeros(3)).learn(1)),
+    (CheckpointError, "parameters do not fit the agent: .*foo", lambda a, _: a.set_parameters({"foo": {}})),
     (ConfigError, "A file is in the place", lambda a, _: a.learn(1, EvaluationCallback(DotEnv(), folder=__file__))),
     (DataError, "a video needs frames", lambda _, path: episodes.write_video([], path / "none.gif")),
     (ConfigError, r"\.gif or \.mp4, not '\.avi'", lambda _, path: episodes.write_video(WHITE, path / "film.avi")),
@@ -118,11 +128,11 @@ CURVES = {"none": [[Evaluation(1, 1, (1.0,))], [Evaluation(2, 2, (1.0,))]]}
     (ConfigError, r"drawn as \.png", lambda _, path: episodes.plot_curves({}, path / "curve.xyz")),
     (ConfigError, "confidence must lie between 0 and 1, got 95", lambda *_: aggregate([1, 2], confidence=95)),
 ])  # fmt: skip
-def test_wrong_arguments_of_evaluation_raise_errors(tiny_agent, tmp_path, error, said, call):
+def test_wrong_arguments_of_evaluation_and_learning_raise_errors(tiny_agent, tmp_path, error, said, call):
     refused(error, said, call, tiny_agent(), tmp_path)
 
 
-def test_agents_of_sb3_are_evaluated_with_their_memory_and_steps_start_again_with_their_count(tiny_agent):
+def test_agents_of_sb3_are_evaluated_with_their_memory_and_steps_start_again_with_their_count(tiny_agent, tmp_path):
     env = DotEnv(size=36)
     agent = PPO("CnnPolicy", env, n_steps=8, batch_size=4, device="cpu", seed=0)
     callback = EvaluationCallback(DotEnv(size=36), every=8, episodes=1)
@@ -135,6 +145,14 @@ def test_agents_of_sb3_are_evaluated_with_their_memory_and_steps_start_again_wit
         told.append((memory, bool(starts[0])))
         return predict(seen)[0], len(told)
 
+    env = VecNormalize(DummyVecEnv([lambda: DotEnv(size=36)] * 2), norm_obs=False)  # SB3 would give normalised rewards
+    callback = EvaluationCallback(env, every=8, episodes=3, folder=tmp_path, video_every=1)
+    agent.learn(8, callback=callback)
+    env.training = env.norm_reward = False
+    env.seed(10_000)
+    assert callback.history[-1].returns == tuple(evaluate_policy(agent, env, 3, return_episode_rewards=True)[0])
+    assert len(list(tmp_path.glob("*.gif"))) == 2
+    refused(ConfigError, "is the training environment", agent.learn, 9, callback=EvaluationCallback(agent.get_env()))
     agent.predict = recurrent
     evaluate(agent, DotEnv(size=36), 2)
     assert told == [(step or None, step in (0, 50)) for step in range(100)]

@@ -154,10 +154,17 @@ def test_settings_given_to_load_are_used_under_both_names(saved):
     refused(ConfigError, "action_noise must be", ContrastiveSAC.load, saved["sac"][0], action_noise=0.1)
     refused(ConfigError, r"environment shows Box.*30", open_agent, saved["sac"][0], env=DotEnv(size=30), device="cpu")
     assert resume(saved["drq"][1], DotEnv(), device="cpu", policy_delay=4).settings.actor_every == 4
+    twins = [
+        resume(saved["sac"][1], DotEnv(), device="cpu", seed=seed).learn(3, reset_num_timesteps=False)
+        for seed in (5, 5, 6)
+    ]
+    assert [same(twins[0], each) for each in twins[1:]] == [True, False]
     refused(ConfigError, "more transitions than buffer_size=5", resume, saved["sac"][1], DotEnv(), buffer_size=5)
     refused(ConfigError, "an environment is needed, got None", resume, saved["sac"][1], None)
     refused(CheckpointError, "newest one in it is .*agent-000000014", resume, saved["sac"][1].parent, DotEnv())
     agent = ContrastiveSAC.load(saved["sac"][0], env=DotEnv(), device="cpu", storage="disk", seed=5)
+    refused(RuntimeError, "has a contrastive objective, .*load it with dipole.rl.Contr", SAC.load, saved["sac"][0])
+    refused(ConfigError, "has no environment: give one to load", ContrastiveSAC.load(saved["sac"][0]).learn, 1)
     agent.learning_rate = 7e-4
     assert agent.learn(12).critic.optimizer.param_groups[0]["lr"] == 7e-4
     assert (agent.replay_buffer.storage, agent.seed) == ("disk", 5)
@@ -393,8 +400,16 @@ def test_gsde_explores_as_in_sb3_and_resumes_to_the_bit(tmp_path):
         continued = resume(folder, make_env("dot", inputs="state"), device="cpu")
         continued.learn(40 - continued.num_timesteps, reset_num_timesteps=False)
         assert same(agent, continued)
-    settings = {"use_sde": True, "learning_starts": 10, "train_freq": 8}  # outside of `learn`
-    assert_resumes(lambda env: state_agent(env, **settings), partial(make_env, "dot", inputs="state"), tmp_path, 40, 16)
+    settings = {"use_sde": True, "learning_starts": 10}  # outside of `learn`, after a rollout or inside of one
+    for stop in (40, 21):
+
+        def made(env, stop=stop):
+            agent = state_agent(env, **settings)
+            learn = agent.learn
+            agent.learn = lambda *steps, **given: learn(*steps, lambda *_: agent.num_timesteps != stop, **given)
+            return agent
+
+        assert_resumes(made, partial(make_env, "dot", inputs="state"), tmp_path, 40, 16)
 
 
 def test_gsde_from_pixels_is_exported_and_learns(tmp_path, tiny_agent):
@@ -433,6 +448,8 @@ def test_architectures_equal_those_of_sb3():
     ({"sde_sample_freq": -2}, "sde_sample_freq: must be an integer >= 1, or -1"),
     ({"use_sde": True, "sde_sample_freq": 0}, "sde_sample_freq"),
     ({"path": "sac", "taw": 0.5}, "there is no setting 'taw'"),
+    ({"path": "sac", "custom_objects": 3}, "custom_objects must be a dictionary of SB3's attributes, or None, got 3"),
+    ({"path": "sac", "custom_objects": {"filters": 3}}, "filters cannot change"),
     ({"path": "sac", "tau": 2}, "tau: should be less than or equal to 1, got 2"),
     ({"path": "sac", "noise_clip": 0.1}, "noise_clip has no effect on the algorithm 'sac'"),
     ({"path": "sac", "policy_kwargs": {"n_critics": 3}}, "n_critics cannot change"),

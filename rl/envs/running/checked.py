@@ -22,7 +22,7 @@ from dipole.rl.envs.running.validate import (
     validate,
 )
 from dipole.rl.inputs import original, require_kinds, shown_to
-from dipole.rl.plain_state import noise_state, set_noise_state
+from dipole.rl.plain_state import noise_state, require_width, set_noise_state
 from dipole.rl.settings import Inputs
 
 
@@ -116,9 +116,19 @@ class CheckedEnvironments(OffPolicyAlgorithm):
         return super().learn(total_timesteps, callback, log_interval, *rest, **more)
 
     def _setup_learn(
-        self, total_timesteps: int, callback: Any = None, reset_num_timesteps: bool = True, *rest: Any, **settings: Any
+        self,
+        total_timesteps: int,
+        callback: Any = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "run",
+        progress_bar: bool = False,
     ) -> tuple[int, Any]:
         check_integers(0, total_timesteps=total_timesteps)
+        if not isinstance(tb_log_name, str):
+            raise ConfigError(f"tb_log_name must be a text, the folder's name, got {tb_log_name!r}.")
+        if self.env is None:
+            raise ConfigError("the agent has no environment: give one to load(path, env=...), or to set_env.")
+        require_width(self.action_noise, (self.n_envs, *(self.action_space.shape or ())))
         several = isinstance(callback, list)
         for each in callback if several else [callback]:
             if not (isinstance(each, BaseCallback) or (not several and (each is None or callable(each)))):
@@ -127,14 +137,13 @@ class CheckedEnvironments(OffPolicyAlgorithm):
             self.environment_steps = 0
         self._setup_lr_schedule()  # of a rate that was assigned
         noise, before = noise_state(self.action_noise), self._last_obs
-        prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *rest, **settings)
+        prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
         for name in ("ep_info_buffer", "ep_success_buffer"):  # those of a file may have another length
             setattr(self, name, deque(getattr(self, name), self._stats_window_size))
         if not reset_num_timesteps:  # SB3 resets it in every call of `learn`
             self.action_noise = set_noise_state(self.action_noise, noise)
         if self._vec_normalize_env is not None and self._last_obs is not before:  # after a reset
             self._last_original_obs = original(self._vec_normalize_env, self._last_obs)
-        assert self.env is not None
         self._is_guarded = self.env.has_attr("wrapper_names")
         self._check_observations(self._last_obs, bounds=True)
         return prepared
