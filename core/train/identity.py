@@ -13,7 +13,6 @@ distribution, version and a hash of its source.
 from __future__ import annotations
 
 import ast
-import dis
 import hashlib
 import inspect
 import json
@@ -21,12 +20,11 @@ import linecache
 import marshal
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 SCHEMA = 1
@@ -70,60 +68,22 @@ def written_out(objective: Any) -> list[list[Any]]:
 def foreign_sources(code: Iterable[Any]) -> dict[str, list[str]]:
     """Return [distribution, version, SHA-256 of the source] of code from outside dipole and its libraries.
 
-    Base classes count as well, and what code that is not installed names: its functions, classes, modules and numbers.
-    The keys are the top-level package of installed code, a single module, or a name of a script or notebook. The first
-    two entries are empty for code that is not installed.
+    Base classes count as well. The keys are the top-level package of installed code, a single module, or a class of a
+    script or notebook. The first two entries are empty for code that is not installed.
     """
     found: dict[str, list[str]] = {}
-    code = [base for one in code for base in getattr(one, "__mro__", (one,))]
-    for each in code:  # which grows
-        module = getattr(each, "__module__", None) or each.__name__
-        top = module.partition(".")[0]
+    for each in (base for one in code for base in getattr(one, "__mro__", (one,))):
+        top = each.__module__.partition(".")[0]
         if top in _NOT_FOREIGN:
             continue
-        owner = next(iter(_distributions(tuple(sys.path)).get(top, ())), "")
-        name, files = _package(module)
         if top == "__main__":
-            name = f"__main__.{getattr(each, '__qualname__', '')}"
-            found[name] = ["", "", hashlib.sha256(_source_in_main(each)).hexdigest()]
-        elif name not in found:
-            found[name] = [owner, version(owner) if owner else "", _hash_files(files)]
-        if owner:
+            found[f"__main__.{each.__qualname__}"] = ["", "", hashlib.sha256(_source_in_main(each)).hexdigest()]
             continue
-        for named, value in _globals_of(each):
-            if isinstance(value, int | float | str):
-                found[f"{module}.{named}"] = ["", "", values_hash({named: value})]
-            elif _is_own(value) and value not in code:
-                code += [base for base in getattr(value, "__mro__", (value,)) if base not in code]
+        name, files = _package(each.__module__)
+        if name not in found:
+            owner = next(iter(_distributions(tuple(sys.path)).get(top, ())), "")
+            found[name] = [owner, version(owner) if owner else "", _hash_files(files)]
     return found
-
-
-def _is_own(value: Any) -> bool:
-    """Return whether a value is a module, class or function that is not installed."""
-    top = (getattr(value, "__module__", None) or getattr(value, "__name__", "")).partition(".")[0]
-    is_code = inspect.ismodule(value) or inspect.isclass(value) or inspect.isfunction(value)
-    return is_code and top not in _NOT_FOREIGN and top not in _distributions(tuple(sys.path))
-
-
-def _functions_of(code: Any) -> list[Any]:
-    """Return a function without its wrappers, or those of a class."""
-    members = vars(code).values() if inspect.isclass(code) else [code]
-    plain = (inspect.unwrap(getattr(each, "__func__", None) or getattr(each, "fget", None) or each) for each in members)
-    return [each for each in plain if inspect.isfunction(each)]
-
-
-def _globals_of(code: Any) -> Iterator[tuple[str, Any]]:
-    """Yield name and value of the globals that a class or function reads and does not assign."""
-    for function in _functions_of(code):
-        read, assigned, todo = set(), set(), [function.__code__]
-        for each in todo:  # which grows
-            todo += [inner for inner in each.co_consts if isinstance(inner, CodeType)]
-            for instruction in dis.get_instructions(each):
-                if instruction.opname == "LOAD_GLOBAL":
-                    read.add(instruction.argval)
-                elif instruction.opname == "STORE_GLOBAL":
-                    assigned.add(instruction.argval)
-        yield from ((name, function.__globals__[name]) for name in read - assigned if name in function.__globals__)
 
 
 def _package(module_name: str) -> tuple[str, list[Path]]:
@@ -150,11 +110,13 @@ def _hash_files(files: list[Path]) -> str:
 
 
 def _source_in_main(code: Any) -> bytes:
-    """Return the lines of a class or function of the running script or notebook, or its compiled code."""
+    """Return the lines of a class or function of the running script or notebook, or else its compiled functions."""
     with suppress(OSError, TypeError):
         return inspect.getsource(code).encode()
     # In a notebook, inspect finds the functions of a class, but not the class. Look for it in the cell of a function.
-    functions = _functions_of(code)
+    members = vars(code).values() if inspect.isclass(code) else [code]
+    functions = [inspect.unwrap(getattr(each, "__func__", each)) for each in members]
+    functions = [each for each in functions if inspect.isfunction(each)]
     for function in functions:
         lines = linecache.getlines(function.__code__.co_filename)
         with suppress(SyntaxError):

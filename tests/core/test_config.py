@@ -352,9 +352,7 @@ def of_a_notebook(number: int, text: str, folder: Path, monkeypatch: pytest.Monk
     return of_standard_input(number, text, folder, monkeypatch, name)
 
 
-def of_standard_input(
-    number: int, text: str, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str = "<stdin>"
-) -> ModuleType:
+def of_standard_input(number: int, text: str, folder: Path, monkeypatch, name: str = "<stdin>") -> ModuleType:
     module = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", module)
     exec(compile(text, name, "exec"), module.__dict__)
@@ -363,10 +361,9 @@ def of_standard_input(
 
 @pytest.mark.parametrize("run", [of_a_script, of_a_notebook, of_standard_input])
 def test_a_class_of_a_script_or_a_notebook_enters_with_its_own_lines(run, tmp_path, monkeypatch):
-    found, pull = [], "W = 1.0\ndef pull():\n    return W * 1.0"
-    changed = ((pull, "pull()"), (pull.replace("1.0", "2.0", 1), "pull()"), (pull.replace("* 1.0", "* 2.0"), "pull()"))
-    for number, (more, factor) in enumerate((("", "1"), ("SEEDS = [1, 2, 3]", "1"), ("", "1000"), *changed)):
+    found = []
+    for number, (more, factor) in enumerate((("", "1"), ("SEEDS = [1, 2, 3]", "1"), ("", "1000"))):
         with registry.temporary():
             run(number, TERM.format(more=more, factor=factor), tmp_path, monkeypatch)
             found.append(configure("scaled").hash)
-    assert (found[0], len(set(found))) == (found[1], 5)
+    assert found[0] == found[1] != found[2]
