@@ -21,7 +21,9 @@ from dipole.vision.augment import Augmentation, AugmentConfig
 
 __all__ = ["Augment"]
 
-PresetName = Literal["simclr", "moco", "mocov1", "mocov3", "byol", "simsiam", "nnclr", "swav", "supcon", "cmc", "cacr"]
+PresetName = Literal[
+    "simclr", "moco", "mocov1", "mocov2", "mocov3", "byol", "simsiam", "nnclr", "swav", "supcon", "cmc", "cacr"
+]
 Settings = Mapping[str, Any]
 
 
@@ -46,6 +48,7 @@ PRESETS: dict[str, Preset] = {
     "simclr": SIMCLR,
     "moco": MOCO,
     "mocov1": Preset({"crop_scale": (0.2, 1.0), **_jitter(0.4, 0.4, 0.4, 1.0)}),
+    "mocov2": MOCO,
     "mocov3": BYOL,
     "byol": BYOL,
     "simsiam": MOCO,
@@ -71,7 +74,7 @@ class Augment:
     |---|---|---|
     | `simclr`, `nnclr` (Chen et al. 2020, App. A) | 2 | crops from 8 %, jitter 0.8, 0.8, 0.8, 0.2 in 80 %, blur |
     | `mocov1` (He et al. 2020) | 2 | jitter 0.4 of all four |
-    | `moco`, `simsiam` (MoCo-v2, Chen et al. 2020; Chen & He 2021) | 2 | jitter 0.4, 0.4, 0.4, 0.1 in 80 %, blur |
+    | `mocov2` or `moco`, `simsiam` (Chen et al. 2020; Chen & He 2021) | 2 | jitter 0.4, 0.4, 0.4, 0.1 in 80 %, blur |
     | `byol`, `mocov3` (Grill et al. 2020, Table 6) | 2 | each view has its own blur and solarization |
     | `swav` (Caron et al. 2020) | 2 + 6 | crops from 14 %, and six small ones of 5 to 14 % |
     | `supcon` (Khosla et al. 2020, code for CIFAR) | 2 | that of `moco` without blur |
@@ -146,8 +149,10 @@ class Augment:
             Float tensors in [0, 1], or normalised by mean and std: (C, size, size), or (n, C, size, size) of a batch.
 
         Raises:
-            OptionError: it is no image, or a float image has values above 1.
+            OptionError: it is no image, a float image has values above 1, or `generator` is none.
         """
+        if not isinstance(generator, torch.Generator | None):
+            raise OptionError(f"Augment: generator must be a torch.Generator or None, got {generator!r}.")
         if isinstance(images, Image.Image):
             views = [self._of_picture(images, each, generator) for each in self._augmentations]
         else:

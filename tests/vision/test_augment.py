@@ -417,6 +417,7 @@ def test_workers_of_a_loader_give_lists_of_batches():
 
 @pytest.mark.parametrize(("make", "images", "message"), [
     (lambda: Augment("simcrl"), None, "no preset 'simcrl'. Did you mean 'simclr'?"),
+    (lambda: Augment("mocov2", size=8), (Image.new("L", (8, 8)), 3), "must be a torch.Generator or None, got 3"),
     (lambda: Augment("simclr", siz=0), None, "no setting 'siz'. Did you mean 'size'?"),
     (lambda: Augment("simclr", blur=2), None, "blur: should be less than or equal to 1, got 2"),
     (lambda: Augment("simclr", crop_scale=(0.5, 0.1)), None, "Augment: crop_scale must be [low, high]"),
@@ -435,4 +436,4 @@ def test_workers_of_a_loader_give_lists_of_batches():
     (lambda: Augment("simclr", size=8), -torch.ones(3, 8, 8), "normalise afterwards: Augment(..., mean=MEAN"),
 ])  # fmt: skip
 def test_mistakes_of_augment_have_one_clear_message(make, images, message):
-    refused(DipoleError, re.escape(message), lambda: make()(images))
+    refused(DipoleError, re.escape(message), lambda: make()(*(images if isinstance(images, tuple) else (images,))))

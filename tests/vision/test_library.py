@@ -136,11 +136,11 @@ def test_widths_are_measured_without_a_trace_also_of_transformers():
     assert torch.isfinite(model(views()))
     assert vision.SimCLR(flat, "infonce", head=nn.Identity())(views()).requires_grad
     resnet = ResNetModel(ResNetConfig(embedding_size=4, hidden_sizes=[4, 6], depths=[1, 1], layer_type="basic"))
-    vit = ViTModel(ViTConfig(**TINY, image_size=16, patch_size=8))
+    vit = ViTModel(ViTConfig(**TINY, image_size=20, patch_size=10))  # it reads no other size
     for model, width in ((resnet, 6), (vit, 8)):
         framework = vision.SimCLR(model, "infonce")
         assert framework.branch.projector[0].in_features == width
-        assert torch.isfinite(framework(views()))
+        assert torch.isfinite(framework(views(side=20)))
 
 
 def test_simclr_is_nt_xent_also_under_autocast():

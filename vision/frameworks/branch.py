@@ -220,7 +220,9 @@ def measured(module: nn.Module, trials: Iterable[Tensor], fix: str, most: int = 
             if len(found) == most:
                 break
     if not found:
-        raise ConfigError(f"the width of the features of {type(module).__name__} is unknown. {first[:300]}. {fix}")
+        raise ConfigError(
+            f"the width of the features of {type(module).__name__} is unknown. {first[:300].rstrip('.')}. {fix}"
+        )
     return found
 
 
@@ -238,9 +240,13 @@ def _trials(backbone: nn.Module) -> Iterator[Tensor]:
         squares = {channels: round((first.in_features / channels) ** 0.5) for channels in counts}
         fitting = [side for channels, side in squares.items() if side * side * channels == first.in_features]
         sides = (*fitting, *SIDES)
-    for side in sides:
+    # Vision transformers may read images of one shape alone, which a part of them states.
+    stated = [getattr(part, "image_size", getattr(part, "img_size", None)) for part in backbone.modules()]
+    shapes = [tuple(each) for each in stated if isinstance(each, tuple | list)]
+    shapes += [(side, side) for side in (*stated, *sides) if isinstance(side, int)]
+    for shape in dict.fromkeys(shapes):
         for channels in counts:
-            yield like.new_zeros(2, channels, side, side)  # two: a squeeze() removes an only image
+            yield like.new_zeros(2, channels, *shape)  # two: a squeeze() removes an only image
 
 
 class PassedFeatures:
