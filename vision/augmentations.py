@@ -15,7 +15,7 @@ from torch import Tensor
 from dipole.core.objectives.spec import check_whole
 from dipole.core.train.recipe import describe
 from dipole.core.utils.errors import OptionError, nearest
-from dipole.core.utils.pictures import eight_bits, upright
+from dipole.core.utils.pictures import as_rgb, eight_bits, upright
 from dipole.core.utils.transfer import constant
 from dipole.vision.augment import Augmentation, AugmentConfig
 
@@ -163,7 +163,7 @@ class Augment:
     def _of_picture(self, image: Image.Image, augment: Augmentation, generator: torch.Generator | None) -> Tensor:
         picture = eight_bits(image)
         if picture.mode != "L":
-            picture = picture.convert("RGB")
+            picture = as_rgb(picture)
         picture = upright(picture, image)
         size = augment.config.size or min(picture.size)
         parameters, crops = augment.draw_unsized(1, generator, size)

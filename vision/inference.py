@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from dipole.vision.sources.huggingface import IMAGES
 from dipole.vision.sources.metadata import NAME, READER
 
 Named = Iterator[tuple[str, Callable[[], bytes] | Tensor]]  # names with images: encoded, or arrays (C, H, W)
+AT_ONCE = 64  # images that are decoded in parallel
 FEATURES = ("encoder", "embedding")  # the values of vision.probe.features
 
 
@@ -70,13 +73,9 @@ class ImageEmbedder(Embedder):
             raise OptionError(f"--column {column}: image files have no columns.")
 
         def rows() -> Iterator[tuple[str, Tensor]]:
-            for name, read in images:
-                if isinstance(read, Tensor):
-                    yield name, fit_channels(name, read, self.channels)
-                    continue
-                found = attempt(read, lambda data: view_of(data, self.decoded, self.size))
-                if not isinstance(found, str):
-                    yield name, to_tensor(found, self.channels)
+            for name, found in self._decoded(images):
+                if isinstance(found, Tensor):
+                    yield name, found
                 elif self.on_corrupt == "skip":
                     self.skipped.append(f"{name} ({found})")
                 else:
@@ -86,6 +85,20 @@ class ImageEmbedder(Embedder):
                     raise DataError(f"{where / name} cannot be decoded ({found}). {fix}.")
 
         return Inputs("path", rows(), total)
+
+    def _decoded(self, images: Named) -> Iterator[tuple[str, Tensor | str]]:
+        """Decode images in parallel. Yield the reason in place of one that cannot be decoded."""
+
+        def decoded(image: tuple[str, Callable[[], bytes] | Tensor]) -> Tensor | str:
+            name, read = image
+            if isinstance(read, Tensor):
+                return fit_channels(name, read, self.channels)
+            return attempt(read, lambda data: to_tensor(view_of(data, self.decoded, self.size), self.channels))
+
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            while some := list(islice(images, AT_ONCE)):
+                for (name, _), found in zip(some, pool.map(decoded, some), strict=True):
+                    yield name, found
 
     def vectors(self, rows: list[Any]) -> Tensor:
         places: dict[torch.Size, list[int]] = {}  # images of one size go together

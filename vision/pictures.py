@@ -95,16 +95,18 @@ def draw_query(
     figure = new_figure(7.4, 4.6 + 1.25 * rows)
     figure.suptitle(title, fontsize=9, family="monospace")
     above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.25 * rows, 4.4))[:, 0]
-    for place, axis in enumerate(above.subplots(rows, columns, squeeze=False).flat):
-        axis.axis("off")
-        if place < len(strip):
-            image, text = strip[place]
-            shown = slice(3)
-            if len(image) < 3:
-                shown = slice(1)
-            picture = image[shown].detach().cpu().clamp(0, 1).permute(1, 2, 0).squeeze(2)
-            axis.imshow(picture.numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-            axis.set_title(text, fontsize=7)
+    axis = above.subplots()  # one for all images: each one takes a share of a second to lay out
+    for place, (image, text) in enumerate(strip):
+        left, top = place % columns, 1.2 * (place // columns)
+        shown = slice(3)
+        if len(image) < 3:
+            shown = slice(1)
+        picture = image[shown].detach().cpu().clamp(0, 1).permute(1, 2, 0).squeeze(2)
+        extent = (left, left + 0.85, top + 0.85, top)
+        axis.imshow(picture.numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest", extent=extent)
+        axis.text(left + 0.42, top - 0.04, text, fontsize=7, ha="center", va="bottom")
+    axis.set(xlim=(0, columns - 0.15), ylim=(1.2 * rows - 0.35, -0.3), aspect="equal")
+    axis.axis("off")
     axis = below.subplots()
     points, reach = around(flat(found.points, projection, seed), projection)
     _scatter(axis, points, found, reach)

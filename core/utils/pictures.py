@@ -30,27 +30,20 @@ def open_rgb(data: bytes, size: int | None = None) -> Image.Image:
     with open_image(data) as image:
         if size is not None:
             image.draft("RGB", (size, size))
-        is_deep = ";16" in str(image.tile)  # how the samples are stored, such as RGB;16B
-        picture = eight_bits(image)
-        if picture.mode == "P" and "transparency" in picture.info:
-            picture = picture.convert("RGBA")  # otherwise Pillow warns
-        picture = picture.convert("RGB")
-        _warn_of_loss(image, picture, is_deep)
-        return upright(picture, image)
+        return upright(as_rgb(image), image)
 
 
-def _warn_of_loss(image: Image.Image, picture: Image.Image, is_deep: bool) -> None:
-    """Warn once if RGB with 8 bits holds little of an image."""
-    if is_deep and 0 < max(high for _, high in picture.getextrema()) <= 255 * TWELVE / 65535 + 0.5:
-        warn(
-            f"the numbers of an image with 16 bits end below {TWELVE + 1}, and white is 65535: it is nearly black. If "
-            "it has 12 bits, save 16 times its numbers"
-        )
+def as_rgb(image: Image.Image) -> Image.Image:
+    """Convert an image to RGB with 8 bits a channel."""
+    picture = eight_bits(image)
     if image.format == "TIFF" and image.mode in ("RGB", "RGBX") and image.tag_v2.get(CHANNELS, 3) > 3:
         warn(
             f"only the first three of the {image.tag_v2[CHANNELS]} channels of a TIFF are read. To train on all, save "
             "them as `images` uint8 (n, H, W, C) in an .npz"
         )
+    if picture.mode == "P" and "transparency" in picture.info:
+        picture = picture.convert("RGBA")  # otherwise Pillow warns
+    return picture.convert("RGB")
 
 
 def open_image(data: bytes) -> Image.Image:
@@ -94,6 +87,11 @@ def eight_bits(image: Image.Image) -> Image.Image:
         tags = getattr(image, "tag_v2", {})  # of a TIFF
         if tags.get(BITS) == (12,):  # which Pillow does not scale
             values *= 65535 / TWELVE
+        elif 0 < values.max() <= TWELVE / 65535:
+            warn(
+                f"the numbers of an image with 16 bits end below {TWELVE + 1}, and white is 65535: it is nearly black. "
+                "If it has 12 bits, save 16 times its numbers"
+            )
         if tags.get(WHITE) == 0:
             values = 1 - values
     elif image.mode == "I":
