@@ -331,8 +331,7 @@ class VisionAdapter(Adapter):
             with frozen(self.module):
                 return read(centre(images.to(self.device), self.size))
 
-        columns = self.config.columns or ()
-        return ImageEmbedder(centred, self.images.channels, self.config.data.size, self.size, columns=columns)
+        return ImageEmbedder(centred, self.images.channels, self.config.data.size, self.size)
 
     def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
         model = TrainedModel(self.config, self.module, self.images, self.size, self.data_info(), self.draw)

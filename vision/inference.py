@@ -1,7 +1,7 @@
 """Features of image files from a trained encoder, with the preprocessing of its evaluation."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
@@ -16,14 +16,10 @@ from torch import Tensor
 from dipole.core.train.inference import Embedder, Inputs
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.pictures import open_image
-from dipole.core.utils.rows import CSV, JSON, ROWS, ends_with, located_rows, require_columns
 from dipole.vision.decoding import attempt, decode, file_bytes
-from dipole.vision.pairs.columns import UTF8, image_in
 from dipole.vision.sources import described, open_source, reader_of
 from dipole.vision.sources.base import Decoding
 from dipole.vision.sources.folder import FOLDER, SUFFIXES, scan
-from dipole.vision.sources.huggingface import IMAGES
-from dipole.vision.sources.metadata import NAME, READER
 
 Named = Iterator[tuple[str, Callable[[], bytes] | Tensor]]  # names with images: encoded, or arrays (C, H, W)
 AT_ONCE = 64  # images that are decoded in parallel
@@ -34,8 +30,7 @@ class ImageEmbedder(Embedder):
     """Image files to features.
 
     features: images (n, C, H, W) uint8 -> features. channels: C. decoded: side to which the run decodes images, None as
-    stored. size: side of the views (`centred_box`). None leaves that to `features`. columns: of images, in the run's
-    table of pairs.
+    stored. size: side of the views (`centred_box`). None leaves that to `features`.
     """
 
     on_corrupt = "refuse"
@@ -47,27 +42,22 @@ class ImageEmbedder(Embedder):
         decoded: int | None = None,
         size: int | None = None,
         batch_size: int = 512,
-        columns: Sequence[str] = (),
     ) -> None:
         self.features, self.channels, self.decoded, self.batch_size = features, channels, decoded, batch_size
-        self.size, self.columns = size, columns
+        self.size = size
 
     def read(self, source: str, column: str | None = None) -> Inputs:
         """Read one image, all images of a folder and its subfolders by name, or any training source."""
         path = Path(source).expanduser()
         files: list[Path] = []
-        kinds = ROWS if self.columns else (*JSON, *CSV)  # a parquet file may also have a column of images
-        is_table = path.is_file() and ends_with(path, kinds)
         if path.is_dir():
             files = scan(path).images()
-        elif path.is_file() and reader_of(source) is None and not is_table:
+        elif path.is_file() and reader_of(source) is None:
             files = [path]
         where = path if path.is_dir() else path.parent
         total: int | None = len(files)
         images: Named = ((file.relative_to(where).as_posix(), partial(file_bytes, file)) for file in files)
-        if is_table:
-            total, images = None, _of_table(path, self.columns, column)
-        elif not files:
+        if not files:
             where, total, images = Path(), None, _of_source(source, path, self.decoded, column)
         elif column is not None:
             raise OptionError(f"--column {column}: image files have no columns.")
@@ -110,25 +100,6 @@ class ImageEmbedder(Embedder):
             parts.append(self.features(images).flatten(1).float().cpu())
         order = torch.tensor([place for group in places.values() for place in group])
         return torch.cat(parts)[order.argsort()]
-
-
-def _of_table(path: Path, columns: Sequence[str], wanted: str | None) -> Named:
-    """Return the images in a column of a table: by default of the run's table of pairs, or one with a usual name."""
-    for number, (where, row) in enumerate(located_rows(str(path), "train", UTF8, READER)):
-        known = [name for name in (*columns, *IMAGES, NAME, "path") if isinstance(row, dict) and name in row]
-        column = wanted or next(iter(known), IMAGES[0])
-        require_columns(row, [column], where, " Name the column of images with --column.")
-        cell = image_in(row[column], column, where, path.parent)
-        name = f"{path.stem}[{number}]"
-        if isinstance(cell, Path):
-            name = os.path.relpath(cell, path.parent)
-        yield name, partial(_content, cell)
-
-
-def _content(cell: Path | bytes | None) -> bytes:
-    if cell is None:
-        raise ValueError("the cell is empty")
-    return file_bytes(cell) if isinstance(cell, Path) else cell
 
 
 def _of_source(source: str, path: Path, decoded: int | None, column: str | None) -> Named:

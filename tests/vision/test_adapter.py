@@ -148,10 +148,10 @@ CROPS = {"probes": ["linear"], "solver": "sgd", "epochs": 6, "batch_size": 32, "
 def test_the_linear_probe_on_random_crops_is_that_of_a_plain_loop(what):
     crops = {"scale": [0.3, 1.0], "flip": 0.5, "centre": 0.75}
     settings = {"features": "embedding" if what == "embedding" else "encoder", "baselines": what == "raw"}
-    a = adapter(data={"limit": 200}, probe={**CROPS, **settings, "crops": crops})
+    a = adapter(data={"limit": 100}, probe={**CROPS, **settings, "crops": crops})
     before = state_hash(a.module)
     found = a.evaluate(None)
-    assert found == adapter(data={"limit": 200}, probe={**CROPS, **settings, "crops": crops}).evaluate(None)
+    assert found == adapter(data={"limit": 100}, probe={**CROPS, **settings, "crops": crops}).evaluate(None)
     assert state_hash(a.module) == before
     network = {"encoder": a.module.features, "embedding": a.module.embedding, "raw": torch.nn.Identity()}[what]
     a.module.eval()

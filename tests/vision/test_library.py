@@ -72,14 +72,14 @@ FRAMEWORKS = [*WITH_DEFAULT, "SimCLR", "MoCo", "CMC", "CLIP"]
 def test_a_plain_backbone_trains_and_continues_from_its_state(name):
     """A second model that loads the state continues with the same losses: queue, momentum copy, seed and objective."""
     model = build(name)
-    first = [step(model, arguments(name, seed)) for seed in range(3)]
+    first = [step(model, arguments(name, seed)) for seed in range(2)]
     state = copy.deepcopy(model.state_dict())
     other = build(name)
     other.load_state_dict(state)
-    later = [arguments(name, seed) for seed in (3, 4)]
+    later = [arguments(name, seed) for seed in (2, 3)]
     assert [step(model, given) for given in later] == [step(other, given) for given in later]
     assert all(isinstance(each, float | Tensor) for each in model.metrics().values())
-    assert len(set(first)) == int(state["step"]) == 3
+    assert len(set(first)) == int(state["step"]) == 2
     names = {"MoCo": ["queue.rows", "key.encoder.0.weight"], "BYOL": ["target.encoder.0.weight"]}
     assert set(names.get(name, ["queue.rows"] * (name == "NNCLR"))) <= set(state)
     features = model.features(views()[0])
@@ -97,7 +97,7 @@ def test_heads_and_queues_have_the_type_and_the_device_of_the_backbone(name):
 
 def test_a_compiled_framework_is_not_compiled_again_at_each_step():
     plain, whole = build("SwAV"), build("SwAV")
-    compiled = torch.compile(whole, backend="aot_eager")
+    compiled = torch.compile(whole, backend="eager")
     losses, graphs = [], []
     for seed in range(5):
         given = arguments("SwAV", seed)

@@ -197,9 +197,8 @@ def test_an_epoch_goes_on_in_its_middle_bit_for_bit(source):
         assert not torch.equal(whole[0].views[0], other)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_the_global_batch_is_one_for_any_number_of_ranks(source, ranks):
-    several = (adapter(rank=rank, world_size=ranks, **source).batches(0) for rank in range(ranks))
+def test_the_global_batch_is_one_for_any_number_of_ranks(source):
+    several = (adapter(rank=rank, world_size=4, **source).batches(0) for rank in range(4))
     for one, *parts in zip(adapter(**source).batches(0), *several, strict=True):
         for name in ("rows", "labels"):
             assert torch.equal(getattr(one, name), torch.cat([getattr(part, name) for part in parts]))

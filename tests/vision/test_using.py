@@ -21,7 +21,7 @@ from dipole.vision.encoders.hub import write_processor
 from dipole.vision.exported import open_folder
 from dipole.vision.inference import view_of
 from tests.runs import Record, commanded, refused
-from tests.vision.made import CPU, ONE_STEP, configured, make_adapter, png, read_images, source_of
+from tests.vision.made import CPU, ONE_STEP, configured, make_adapter, opened, png, read_images, source_of
 from tests.vision.test_hub_encoders import configs
 
 
@@ -209,21 +209,26 @@ def test_every_training_source_is_read(tmp_path, kind):
     assert all(image.shape == (1, 12, 12) for _, image in read_images(saved(tmp_path, kind), channels=1).rows)
 
 
-def test_tables_of_pairs_are_read(run, tmp_path, capsys):
+def test_tables_of_image_files_are_read(run, tmp_path, capsys):
     write_images(tmp_path / "images")
-    (tmp_path / "pairs.csv").write_text("image,positive\nimages/class0/000.png,images/class1/001.png\n,x.png\n")
-    out = tmp_path / "x.npy"
-    command = ["embed", str(run), str(tmp_path / "pairs.csv"), "-o", str(out), "--quiet"]
-    assert main(command) == 1
-    assert "pairs[1] cannot be decoded (the cell is empty)" in capsys.readouterr().err
-    assert main([*command, "--column", "nothing"]) == 1
-    assert "no column 'nothing'; it has image, positive. Name" in capsys.readouterr().err
-    for column, name in ((["--column", "positive"], "class1/001"), ([], "class0/000")):
-        assert main([*command, *column, "--on-corrupt", "skip"]) == 0
-        assert json.loads(out.with_suffix(".ids.json").read_text()) == [f"images/{name}.png"]
+    files = [f"images/class{label}/00{label}.png" for label in (1, 0, 1)]
+    rows = [",".join(row) for row in zip(files, files[1:] + files[:1], "bab", strict=True)]
+    (tmp_path / "pairs.csv").write_text("\n".join(["file_name,Positive,label", *rows, ",x.png,a"]))
     embedder = load_run(RunFolder(run), "cpu")[1].embedder()
-    ((_, image),) = embedder.read(str(tmp_path / "images/class0/000.png")).rows
-    np.testing.assert_allclose(np.load(out), embedder.vectors([image]), rtol=1e-5)
+    for column, names in ((None, files), ("Positive", files[1:] + files[:1])):
+        embedder.on_corrupt = "skip"
+        found = list(embedder.read(str(tmp_path / "pairs.csv"), column).rows)
+        assert [name for name, _ in found] == names
+        stored = [np.asarray(Image.open(tmp_path / name)) for name in names]
+        assert all(np.array_equal(image.permute(1, 2, 0), one) for (_, image), one in zip(found, stored, strict=True))
+    command = ["embed", str(run), str(tmp_path / "pairs.csv"), "-o", str(tmp_path / "x.npy")]
+    assert main(command) == 1
+    assert "pairs[3] cannot be decoded (the cell is empty)" in capsys.readouterr().err
+    assert main([*command, "--column", "x"]) == 1
+    assert "no column 'x'; it has file_name, Positive, label. Set" in capsys.readouterr().err
+    with pytest.warns(UserWarning, match=r"skipped 1 of 4 .*pairs\[3\]"):
+        images = opened(tmp_path / "pairs.csv", on_corrupt="skip")
+    assert (images.name, images.class_names, images.labels.tolist()) == ("pairs", ("a", "b"), [1, 0, 1])
 
 
 def test_broken_files_are_refused_or_skipped_and_listed(run, tmp_path, capsys):
@@ -288,8 +293,8 @@ def test_images_stored_larger_than_the_views_are_resized_once(tmp_path, shape):
 )
 def test_a_small_file_of_a_huge_picture_is_refused(mode, kind, options):
     data = io.BytesIO()
-    Image.new(mode, (9000, 9000)).save(data, kind, **options)
-    refused(ValueError, r"9000 x 9000 pixels in .* would take gigabytes", open_rgb, data.getvalue())
+    Image.new(mode, (5100, 5100)).save(data, kind, **options)
+    refused(ValueError, r"5100 x 5100 pixels in .* would take gigabytes", open_rgb, data.getvalue())
 
 
 @pytest.mark.parametrize(("data", "said"), [

@@ -2,14 +2,12 @@
 
 import hashlib
 import os
-import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -20,18 +18,15 @@ from dipole.core.utils.rows import located_rows, require_columns, texts_in
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.text import counted, warn
 from dipole.vision.data import Parts, check_same_shape, load
-from dipole.vision.decoding import attempt, decode, describe, file_bytes
+from dipole.vision.decoding import attempt, decode, describe
 from dipole.vision.image_set import Images, ImageSet, taken
 from dipole.vision.pairs.base import PairKind
 from dipole.vision.settings import VisionSettings
 from dipole.vision.sources.base import Decoding
 from dipole.vision.sources.images import decode_all
 from dipole.vision.sources.metadata import READER
-from dipole.vision.sources.streamed import fetched
+from dipole.vision.sources.tables import UTF8, content, image_in
 
-UTF8 = "utf-8"
-LONGEST_NAME = 255  # characters of a part of a path; longer text is an image in base64
-ADDRESS = re.compile(r"data:|[a-zA-Z][a-zA-Z0-9+.-]+://")
 CAPTION_NAMES = ("caption", "captions", "text", "sentence", "description")
 CLASS_SETTINGS = ("classes", "pretrain_classes", "pretrain_split", "imbalance", "only_labelled")
 """Settings of [vision.data] that choose or weight images by class or split, which pairs do not have."""
@@ -221,8 +216,7 @@ def _decoded(
         )
 
     def read(number: int) -> bytes:
-        file = files[number][0]
-        return file if isinstance(file, bytes) else file_bytes(file)
+        return content(files[number][0])
 
     is_broken = torch.zeros(len(files), dtype=torch.bool)
     broken: list[str] = []
@@ -253,27 +247,3 @@ def _decoded(
         ids = torch.cat([rows, torch.tensor([[number_of[text]] for text in texts])], 1)
     first, *others = (taken(store.images, column) for column in place.unbind(1))
     return PairedSet(name, first, skipped=tuple(broken), others=tuple(others), captions=texts, ids=ids)
-
-
-def image_in(cell: Any, name: str, where: str, folder: Path) -> Path | bytes | None:
-    """Return the path of a cell's image, or its encoded bytes, or None if it is missing."""
-    if isinstance(cell, dict):
-        cell = cell.get("bytes") or cell.get("path")
-        if isinstance(cell, str) and "://" in cell:  # in a data set of the Hub
-            cell = fetched(cell)
-    if cell is None or isinstance(cell, bytes):
-        return cell or None
-    if not isinstance(cell, str):
-        raise DataError(f"{where}: column {name!r} holds {type(cell).__name__}, expected the path of an image")
-    text = cell.strip()
-    if not text:
-        return None
-    if ADDRESS.match(text) or max(map(len, Path(text).parts)) > LONGEST_NAME:
-        raise DataError(
-            f"{where}: column {name!r} holds {text[:40]!r}, expected the path of an image. Fetch or decode the images "
-            "first (base64.b64decode), and give their paths, or their bytes in a parquet file."
-        )
-    path = Path(text)
-    with suppress(RuntimeError):  # no such user
-        path = path.expanduser()
-    return folder / path
