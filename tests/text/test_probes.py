@@ -1,7 +1,6 @@
 """The four protocols against references: scikit-learn to convergence, SentEval's classifier written out."""
 
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
@@ -62,7 +61,7 @@ def uninformative_features_of_many_scales():
 
 @pytest.mark.parametrize(("make", "options"), [
     *((several_blobs, (classes,)) for classes in (2, 4)),
-    *((scaled_blobs, options) for options in product((0.05, 1.0, 30.0), (12, 4))),
+    *((scaled_blobs, options) for options in ((0.05, 12), (1.0, 4), (30.0, 12))),
     (uninformative_features_of_many_scales, ()),
 ])  # fmt: skip
 def test_all_problems_at_once_equal_scikit_learn_one_by_one(make, options):
@@ -137,17 +136,17 @@ def written_out(x, y, train, dev, decay, settings, seed, classes):
 
 
 @pytest.mark.parametrize(("classes", "settings"), [
-    (2, Classifier(max_epoch=24)),
-    (3, Classifier(optim="rmsprop", batch_size=32, tenacity=3, epoch_size=2, max_epoch=16)),
-    (3, Classifier(optim="sgd,lr=0.05", max_epoch=20)),
-    (2, Classifier(nhid=8, dropout=0.3, max_epoch=16)),
+    (2, Classifier(max_epoch=16)),
+    (3, Classifier(optim="rmsprop", batch_size=32, tenacity=3, epoch_size=2, max_epoch=12)),
+    (3, Classifier(optim="sgd,lr=0.05", max_epoch=12)),
+    (2, Classifier(nhid=8, dropout=0.3, max_epoch=12)),
 ], ids=["literature", "prototyping", "sgd", "hidden-dropout"])  # fmt: skip
 def test_stepping_together_equals_one_fit_after_another(settings, classes):
-    x, y = blobs(203, 6, classes, spread=1.5)
+    x, y = blobs(123, 6, classes, spread=1.5)
     rows, labels = torch.tensor(x, dtype=torch.float32), torch.tensor(y)
     folds = StratifiedKFold(4, shuffle=True, random_state=1111)
     decays = [1e-5, 1e-2]
-    fits = [Fit(train, dev, decays) for train, dev in folds.split(x, y)] + [Fit(np.arange(190), None, decays)]
+    fits = [Fit(train, dev, decays) for train, dev in folds.split(x, y)] + [Fit(np.arange(115), None, decays)]
     found = fit_all(rows, labels, classes, fits, settings, seed=1111)
     for fit, fitted in zip(fits, found, strict=True):
         for i, decay in enumerate(decays):

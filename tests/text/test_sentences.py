@@ -34,8 +34,8 @@ def books(tmp_path):
     folder = tmp_path / "books"
     folder.mkdir()
     for number in range(7):
-        (folder / f"{number}.txt").write_text(text_of(number, 600), encoding="utf-8")
-    (folder / "7.txt.gz").write_bytes(gzip.compress(text_of(7, 600).encode()))
+        (folder / f"{number}.txt").write_text(text_of(number, 400), encoding="utf-8")
+    (folder / "7.txt.gz").write_bytes(gzip.compress(text_of(7, 400).encode()))
     return folder
 
 
@@ -68,7 +68,7 @@ def ids_of(sentences):
     return [each.tolist() for each in sentences.ids(range(len(sentences)))]
 
 
-@pytest.mark.parametrize(("processes", "limit", "lower"), [(1, None, False), (3, None, True), (2, 300, False)])
+@pytest.mark.parametrize(("processes", "limit", "lower"), [(1, 200, False), (3, None, True)])
 def test_equals_a_plain_loop(books, tmp_path, processes, limit, lower):
     index, ids, owners = plain(books, 20, 9, lower, limit)
     for folder in (None, tmp_path / "ids"):

@@ -74,7 +74,7 @@ def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
         options |= {"prompts": dict.fromkeys(("blank", "query", "document"), BLANK), "default_prompt_name": "blank"}
     else:
         modules = [_transformer(encoder, with_code(encoder, model)), Pooling(model.output_width, pooling_mode="cls")]
-    SentenceTransformer(modules=modules, device="cpu", **options).save(str(folder))
+    SentenceTransformer(modules=modules, device="cpu", **options).save(str(folder), create_model_card=False)
     check_vectors(encoder, folder)
 
 
