@@ -173,7 +173,7 @@ def ignores_this_order(
 
 @check("determinism", "same call, same bits")
 def repeats_itself(subject: Subject) -> str:
-    """A second call, or a second instance from the same seed, gives the same bits. Inputs are not changed."""
+    """A second call, another instance, or one that saw another batch gives the same bits. Inputs are not changed."""
     instance = subject.make(subject.views, torch.float32)
     leaves = subject.views.leaves(torch.float32)
     states = []
@@ -198,6 +198,17 @@ def repeats_itself(subject: Subject) -> str:
         if not _same(first, second):
             hint = "; if it is to depend on earlier calls, declare it: stateful" if who == "called again" else ""
             raise Failed(f"{who} it gives {second.value.item():.9g} after {first.value.item():.9g}{hint}", _OF_CHANGE)
+    smaller = subject.batch(4)
+    leaves = smaller.leaves(torch.float32, seed=2)
+    alone = subject.result(subject.make(smaller, torch.float32), smaller, leaves)
+    try:
+        after = subject.result(instance, smaller, leaves)
+    except Exception as error:
+        line = f"{type(error).__name__}: {error}".split("\n", 1)[0]
+        raise Failed(f"it keeps something of its first batch, and refuses one of another size: {line}") from None
+    if not _same(alone, after):
+        said = f"{after.value.item():.9g} after another batch, and {alone.value.item():.9g} as its first"
+        raise Failed(f"it keeps something of its first batch: {said}; if that is intended, declare it: stateful")
     return "same bits" + (", its state set back, as declared" if subject.stateful else "")
 
 

@@ -47,7 +47,16 @@ def drops_out(self, x):
     return NTXent.unit(self, x * mask if self.training else x)
 
 
+def first_maximum(self, a, b):
+    """A maximum that later batches may exceed."""
+    s = NTXent.logits(self, a, b)
+    self.kept = s.max().item() if self.kept is None else self.kept
+    return ((s - self.kept).exp().sum(1).log() - (s - self.kept).diagonal()).mean()
+
+
 FAULTS = {
+    "first maximum": ("determinism", {"forward": first_maximum}),
+    "first size": ("determinism", {"targets": lambda self, a: vars(self).setdefault("first", NTXent.targets(self, a))}),
     "next is positive": ("permutation", {"targets": lambda self, a: NTXent.targets(self, a).roll(1)}),
     "no temperature": ("temperature", {"logits": lambda self, a, b: NTXent.logits(self, a, b) * self.temperature}),
     "warm": ("temperature", {"logits": lambda self, a, b: NTXent.logits(self, a, b) * min(20 * self.temperature, 1)}),

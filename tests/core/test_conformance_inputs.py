@@ -22,6 +22,10 @@ CLOSE = {
     "near anchors are not counted": {"counted": lambda p: (p <= 0.8).to(p)},
     "negatives clamped at 0.9": {"negative": lambda s: s.clamp(max=0.9)},
     "near copies are left out": {"negative": lambda s: s.masked_fill(s > 0.999, -torch.inf)},
+    "clamped at 0.9995": {"positive": lambda p: p.clamp(max=0.9995)},
+    "three hardest negatives": {"total": lambda e: e.topk(3, 1).values.sum(1)},
+    "large epsilon": {"unit": lambda x: normalize(x, dim=1, eps=0.05)},
+    "large epsilon added": {"unit": lambda x: x / (x.norm(dim=1, keepdim=True) + 0.05)},
 }
 
 
@@ -81,13 +85,14 @@ class NTXent(nn.Module):  # the correct twin equals infonce. A fault replaces on
         self.temperature = temperature
         vars(self).update(parts)
 
+    unit = staticmethod(lambda x: normalize(x, dim=1))
     positive = negative = staticmethod(lambda s: s)
     total = staticmethod(lambda e: e.sum(1))
     take = staticmethod(lambda s, target: s.gather(1, target.unsqueeze(1)).squeeze(1))
     counted = staticmethod(torch.ones_like)
 
     def forward(self, a, b):
-        z, n = normalize(full(torch.cat([a, b])), dim=1), len(a)
+        z, n = self.unit(full(torch.cat([a, b]))), len(a)
         s, target, shift = z @ z.T, torch.arange(2 * n, device=a.device).roll(n), 1 / self.temperature
         p = self.take(s, target)
         e = (self.negative(s) / self.temperature - shift).exp()
@@ -276,6 +281,7 @@ LARGE = {
     "first columns": {"forward": lambda a, b: NTXent()(a[:, :512], b[:, :512])},
     "accumulator of float16": {"total": lambda e: e.sum(1, dtype=torch.float16 if len(e) > 400 else None).to(e.dtype)},
     "float16 of float32 alone": {"total": summed}, "indices of 16 bits": {"take": flat_of_one_encoder},
+    "always float16": {"total": lambda e: e.to(torch.half if e.dtype == torch.float32 else e.dtype).sum(1).to(e)},
     "places in bfloat16": {"forward": rounded_places},
     "groups of four": {"forward": lambda a, b: NTXent()(a[: max(9, len(a) // 4 * 4)], b[: max(9, len(b) // 4 * 4)])},
 }  # fmt: skip
