@@ -259,7 +259,10 @@ def source_of(pairs: Pairs) -> EncodedBatch | None:
         rows |= relative(listed, batch, columns)
     if pairs.weights is not None and weights is not None:
         rows["weights"] = by_instance(pairs.weights, pairs.anchors, pairs.positives.shape[1], runs, batch)
-    return EncodedBatch(rows, partial(_pair_again, type(pairs), name, shared, columns, runs))
+    relate = partial(_pair_again, type(pairs), name, shared, columns, runs)
+    if pairs.facts.added:
+        return EncodedBatch(rows, lambda rows: relate(rows).added())
+    return EncodedBatch(rows, relate)
 
 
 def _pair_again(cls: Any, name: str, shared: dict[str, Any], columns: int, runs: int, rows: dict[str, Tensor]) -> Any:

@@ -219,7 +219,9 @@ class Pairs(Constructors):
 
         CMC's authors add the two directions. All Pairs of the batch must be marked.
         """
-        return replace(self, layout=replace(self.facts, added=True))
+        marked = replace(self, layout=replace(self.facts, added=True))
+        object.__setattr__(marked, "call", self.call)  # several ranks repeat it, and mark the result
+        return marked
 
     def narrow(self, own: slice, total: int) -> Self:
         """Keep only the anchors from some rows of a batch of `total` rows. All candidates remain.

@@ -31,6 +31,7 @@ from dipole.core.utils.text import shortened
 
 Kind = Literal["objective", "regularizer", "diagnostic"]
 Target = TypeVar("Target", bound=Callable[..., Any])
+_METHODS = ("simclr", "moco", "cmc", "clip", "curl", "cpc")  # their loss is infonce
 _OWN = ("dipole.core.objectives.losses", "dipole.core.objectives.regularizers")
 
 
@@ -228,6 +229,8 @@ class Registry:
         # Diagnostics are no terms of an objective.
         terms = {each.name for each in self._entries.values() if each.kind != "diagnostic"}
         near = nearest(key, (alias for alias, target in self._names.items() if target in terms))
+        if key.startswith(_METHODS):
+            near = " It is a method: its loss is 'infonce', and `dipole list recipes` has its recipes."
         known = ", ".join(sorted(terms))
         raise SpecError(f"unknown name {shortened(repr(name))}.{''.join(absent)}{near} Known: {known}.")
 

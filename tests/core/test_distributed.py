@@ -124,6 +124,7 @@ LAYOUTS = {
     "weights of crops": lambda r: Pairs.from_crops([r["a"], r["b"]], [r["c"]], weights=r["ww"]),
     "weights of classes": lambda r: Pairs.from_labels([r["a"], r["b"]], r["labels"], weights=r["w"]),
     "weights of sides": lambda r: Pairs.both(r["a"], r["b"], weights=r["w"]), "weights by hand": weighed_by_hand,
+    "added directions": lambda r: (Pairs.cross(r["a"], r["b"]).added(), Pairs.cross(r["b"], r["a"]).added()),
     "crops of three": lambda r: Pairs.from_crops([r["a"], r["b"], r["c"]], labels=r["labels"]),
 }  # fmt: skip
 

@@ -57,7 +57,8 @@ OF_PRINTED = ("norm=l21", "alpha=10", "solver=subgradient", "features=raw", "tol
 
 
 @pytest.mark.parametrize(("text", "word", "under"), [
-    ("infonec", "Did you mean 'infonce'", "infonec"), ("infonce + 0.1*dpp", "Did you mean 'dp'", "dpp"),
+    ("infonec", "Did you mean 'infonce'", "infonec"), ("MoCo-v2", "its loss is 'infonce'", "MoCo-v2"),
+    ("infonce + 0.1*dpp", "Did you mean 'dp'", "dpp"),
     ("infonce(temprature=1)", "Did you mean 'temperature'", "temprature=1"),
     ("infonce(temperature=0)", "> 0", "temperature=0"), ("infonce(temperature=-1)", "> 0", "temperature=-1"),
     ("infonce(temperature=cold)", "a number > 0 or learned", "temperature=cold"),
