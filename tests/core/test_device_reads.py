@@ -71,17 +71,20 @@ def may_wait(text: str, name: str) -> bool:
     return name.startswith(("labels", "own columns")) and any(term in text for term in SCALARS)
 
 
-def outcomes(text: str, device: torch.device, dtype: torch.dtype = torch.float64) -> Iterator[tuple[str, object]]:
-    """Return the loss of a term with its gradients for every kind of pairs, or its error."""
+def outcomes(text: str, device: torch.device, every: int = 1) -> Iterator[tuple[str, object]]:
+    """Return the loss of a term with its gradients for every so-many-th kind of pairs, or its error."""
     generator, leaves = torch.Generator().manual_seed(0), []
 
     def rows(*shape: int) -> Tensor:
-        leaves.append(torch.randn(*shape, dtype=dtype, generator=generator).to(device).requires_grad_())
+        leaves.append(torch.randn(*shape, dtype=torch.float64, generator=generator).to(device).requires_grad_())
         return leaves[-1]
 
-    for name, make in constructors(rows, torch.tensor([0, 1, 0, 2, 1, 0]).to(device), device):
+    labels = torch.tensor([0, 1, 0, 2, 1, 0]).to(device)
+    for number, (name, make) in enumerate(constructors(rows, labels, device), list(TERMS.values()).index(text)):
+        if number % every:
+            continue
         torch.default_generator.manual_seed(0)  # `torch.manual_seed` formats its stack
-        yield name, partial(step, objective(text, dim=D).to(device, dtype), make, leaves)
+        yield name, partial(step, objective(text, dim=D).to(device, torch.float64), make, leaves)
 
 
 def step(built: object, make: Callable[[], Pairs], leaves: list[Tensor]) -> tuple[Tensor, ...]:
@@ -94,14 +97,17 @@ def step(built: object, make: Callable[[], Pairs], leaves: list[Tensor]) -> tupl
     return loss.detach(), *(each.grad for each in leaves)
 
 
-@pytest.mark.parametrize("every", [pytest.param(True, marks=pytest.mark.slow), False], ids=["every layout", "a fourth"])
+# On every layout, or on every seventh one, which are others for the next objective.
+LAYOUTS = pytest.mark.parametrize(
+    "every", [pytest.param(1, marks=pytest.mark.slow, id="all"), pytest.param(7, id="few")]
+)
+
+
+@LAYOUTS
 @pytest.mark.parametrize("text", TERMS.values(), ids=TERMS)
 def test_an_objective_reads_nothing_back(text, every):
-    """On every layout, or on every fourth one, which are others for the next objective."""
     faults, done = [], 0
-    for number, (name, run) in enumerate(outcomes(text, META), list(TERMS.values()).index(text)):
-        if number % 4 and not every:
-            continue
+    for name, run in outcomes(text, META, every):
         try:
             with suppress(PairsError), no_reads():  # refused by its shape
                 run()
@@ -113,21 +119,22 @@ def test_an_objective_reads_nothing_back(text, every):
     assert done
 
 
+@LAYOUTS
 @pytest.mark.parametrize("text", TERMS.values(), ids=TERMS)
-def test_without_reading_the_values_are_the_same(text, monkeypatch):
+def test_without_reading_the_values_are_the_same(text, every, monkeypatch):
     """The branches for an accelerator, run on a CPU, give the same losses and gradients."""
 
-    def every() -> dict[str, tuple[Tensor, ...]]:
+    def values() -> dict[str, tuple[Tensor, ...]]:
         found = {}
-        for name, run in outcomes(text, torch.device("cpu")):
+        for name, run in outcomes(text, torch.device("cpu"), every):
             with suppress(PairsError):
                 found[name] = run()
         return found
 
-    read = every()
+    read = values()
     for module in (pairs_module, blocks_module, indices_module, supcon_module):
         monkeypatch.setattr(module, "reads_at_once", lambda x: False)
-    torch.testing.assert_close(every(), read, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(values(), read, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("wait", [
