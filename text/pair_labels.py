@@ -67,16 +67,13 @@ class PairLabel:
             value = float(WORDS.get(text, text))
         except ValueError:
             value = np.nan
-        if re.fullmatch(r"-?\d+,\d+", text):
-            raise DataError(
-                f"{where}: the label {text!r} has a decimal comma. Write {text.replace(',', '.')} (pandas: "
-                f"read_csv(FILE, decimal=',') reads it, and to_csv writes a point)."
-            )
         if not np.isfinite(value):
-            raise DataError(
-                f"{where}: the label {str(cell)[:40]!r} is no number. Set text.label_from to the label of a pair, such "
-                f"as 'entailment'."
-            )
+            fix = "Set text.label_from to the label of a pair, such as 'entailment'."
+            if "," in text and not text.strip("-+.,0123456789"):
+                fix = "Write it with a decimal point (pandas: read_csv(FILE, decimal=','), then to_csv)."
+            elif self.use == "target":
+                fix = "Weights are numbers. With text.label_use = 'filter', text.label_from can be the label of a pair."
+            raise DataError(f"{where}: the label {str(cell)[:40]!r} is no number. {fix}")
         return value
 
     def scaled(self, weights: Iterable[float]) -> np.ndarray | None:

@@ -26,10 +26,11 @@ ABBREVIATIONS = (
     "\u0443\u043b \u0441\u0442\u0440 \u0440\u0438\u0441 \u0442\u044b\u0441 \u043c\u043b\u043d"  # of Russian
 )
 # An abbreviation with inner full stops (D.C., Ph.D., z.B.) does not end a sentence before a small letter, nor does a
-# German ordinal before its noun, one letter or "no" before a number, or one letter of Arabic or Hebrew.
+# German ordinal before its noun, one letter, "no" or "fig" before a number, or one letter of Arabic or Hebrew.
 DOTTED = re.compile(
     r"(?:[^\W\d_]{1,3}\.){2,}\s+([^\W\d_])|\d{1,2}\.\s+(?:Januar|Februar|M\u00e4rz|April|Mai|Ju[nl]i|August|September|"
-    r"Oktober|November|Dezember|Jahrhundert)|[(\[]?(?:\w*str|art|nos?|[^\W\d_])\.\s+\d|[\u05d0-\u05ea\u0621-\u064a]\.\s",
+    r"Oktober|November|Dezember|Jahrhundert)|[(\[]?(?:\w*str|art|nos?|figs?|eqs?|secs?|pp|[^\W\d_])\.\s+\d|"
+    r"[\u05d0-\u05ea\u0621-\u064a]\.\s",
     re.IGNORECASE,
 )
 # Marks that end a sentence with or without a blank after them: Unicode's Sentence_Terminal and the Tibetan shad,
@@ -70,7 +71,7 @@ _NUMBERS = re.compile(_BULLETS.pattern + r"|\n(?=[ \t]*\d{1,2}[.)][ \t]+\S)")
 _FIRST = re.compile(r"^[ \t]*1[.)]\s", re.MULTILINE)
 _NUMBER = re.compile(r"\d{1,2}\.")
 _WORD = re.compile(r"\w")
-_EMPHASIS = re.compile(r"[*_]+(?= |$)")  # the end of Markdown's
+_MARKED = re.compile(r"(?:[*_]|\[\w{1,3}\])+(?= |$)")  # the end of Markdown's emphasis, or numbers of notes
 # A question or quotation inside of a sentence, which goes on behind it: `"Did he?" she asked.`
 _INSIDE = re.compile(rf"[{MARKS}.?!;\u2026](?: ?[\u00bb\u203a]|[{_CLOSING}\u201c\u00ab*_]+)$")
 _ASKED = re.compile(r"[?!\u2026]$")
@@ -139,7 +140,7 @@ def _cut(part: str) -> Iterator[str]:
     """Yield Punkt's sentences. A number alone, as of a list, belongs to the next one, and marks alone to the last."""
     begin = end = 0
     for start, stop in punkt().span_tokenize(part):
-        if start == end and (closing := _EMPHASIS.match(part, start)):
+        if start == end and (closing := _MARKED.match(part, start)):
             end = closing.end()
             start = min(end + 1, stop)
         is_inside = start == end and part[start] not in "[({*"  # no blank before it, as in `Ok!!` and `"Hm."he said`

@@ -100,8 +100,9 @@ def how_to_unpack(path: Path) -> str:
 
 
 def visible(folder: Path) -> list[Path]:
-    """Return what a folder holds, sorted, without hidden files and folders such as .ipynb_checkpoints."""
-    return sorted(p for p in folder.rglob("*") if not any(part[0] == "." for part in p.relative_to(folder).parts))
+    """Return what a folder holds, sorted, without hidden files and folders, and without what the Hub tells of a set."""
+    every = (p for p in folder.rglob("*") if p.name not in ("dataset_infos.json", "dataset_info.json"))
+    return sorted(p for p in every if not any(part[0] == "." for part in p.relative_to(folder).parts))
 
 
 def note_splits(path: Path, files: Iterable[Path]) -> None:
