@@ -114,16 +114,18 @@ def declared_by(module: str) -> str:
 
     It is the plug-in whose entry point shares the longest prefix of the dotted name.
     """
-    best, owner = 0, ""
+    best, owner = 0, None
     for kind in GROUPS:
         for point in points(kind):
             pairs = zip(module.split("."), point.module.split("."), strict=False)
             shared = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
             if shared > best:
-                best, owner = shared, distribution(point)
-                if is_ours(point):
-                    owner = OURS
-    return owner
+                best, owner = shared, point
+    if owner is None:
+        return ""
+    if is_ours(owner):
+        return OURS
+    return distribution(owner)
 
 
 class Table(dict[Any, Any]):

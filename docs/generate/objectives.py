@@ -33,8 +33,8 @@ def entries() -> list[Entry]:
 
 def problems() -> list[str]:
     """Return problems of entries: no typeset formula, one that differs from the registry, or missing parts."""
-    found = []
-    for entry in entries():
+    found, known = [], entries()
+    for entry in known:
         if entry.name not in ADDED:
             found.append(f"{entry.name}: no table [{entry.name}] in docs/generate/objectives.toml")
         elif ADDED[entry.name]["of"] != entry.formula:
@@ -45,7 +45,7 @@ def problems() -> list[str]:
             )
         if not _relations(entry):
             found.append(f"{entry.name}: its docstring has no paragraph 'Relations: ...'")
-    return found + [f"{name}: a table, and no such entry" for name in ADDED if name not in {e.name for e in entries()}]
+    return found + [f"{name}: a table, and no such entry" for name in ADDED if name not in {e.name for e in known}]
 
 
 def page(entry: Entry) -> str:

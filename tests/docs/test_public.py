@@ -255,9 +255,10 @@ NAMES = [(module, name) for module in MODULES for name in module.__all__ if name
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES, ids=[name for _, name in NAMES])
-def test_the_example_runs(module, name, tmp_path, monkeypatch):
+def test_the_example_runs(module, name, tmp_path, tmp_path_factory, monkeypatch):
     value = getattr(module, name)
-    known = {"torch": torch, "PIL": PIL, "dipole": dipole, "folder": str(tmp_path)}
+    folder = tmp_path_factory.getbasetemp() / "runs" if name in ("find_run", "load_run") else tmp_path  # one run
+    known = {"torch": torch, "PIL": PIL, "dipole": dipole, "folder": str(folder)}
     known |= {each: getattr(module, each) for each in module.__all__}
     if module.__name__ == "dipole.text":
         from tests.text.tiny_sentences import tiny_model

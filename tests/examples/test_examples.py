@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader
 
 import dipole
 from dipole.core.train.recipe import load_recipe
@@ -231,7 +232,8 @@ def test_losses_are_those_of_the_trainer_on_the_same_batches(name, tmp_path, mon
 def test_each_runs_as_it_is(name, capsys, monkeypatch):
     """On one batch of the digits. Each is no longer than lightly's, by its commit e8d317f of August 2026."""
     module = example(name)
-    monkeypatch.setattr(module.Digits, "__len__", lambda self: 256)
+    monkeypatch.setattr(module.Digits, "__len__", lambda self: 64)
+    monkeypatch.setattr(module, "DataLoader", lambda *data, **given: DataLoader(*data, **given | {"batch_size": 64}))
     module.main(epochs=1)
     assert "epoch: 00" in capsys.readouterr().out
     assert lines(module) <= {"simclr": 69, "moco": 93, "swav": 82, "byol": 105}[name]
