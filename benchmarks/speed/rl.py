@@ -162,7 +162,7 @@ def methods(batch_size: int, rounds: int) -> dict[str, float]:
     return interleaved(
         {
             "target": lambda: agent.target(batch),
-            "critic": lambda: agent._update_critic(batch, observations, target, logs),
+            "critic": lambda: agent._update_critic(batch, observations, target, False, logs),
             "actor and temperature (every 2nd)": lambda: agent._update_actor(convolved, features, None, logs),
             "momentum copies (every 2nd)": agent._update_targets,
             "contrast": lambda: agent._update_contrast(
@@ -196,7 +196,7 @@ def rendering(rounds: int, frames: int = 5) -> dict[str, dict[str, float]]:
             still.reset(seed=0)
             moving.reset(seed=0)
             action = moving.action_space.sample()
-            subjects[f"frame, {preset}"] = lambda env=still: [env._frame() for _ in range(frames)]
+            subjects[f"frame, {preset}"] = lambda env=still: [env._frame(RENDERED) for _ in range(frames)]
             subjects[f"agent step, {preset}"] = lambda env=moving, action=action: [
                 env.step(action) for _ in range(frames)
             ]

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from itertools import product
 
@@ -92,9 +93,14 @@ def test_the_script_runs_on_a_processor_and_lists_what_does_not_fit_the_time(cap
 
 
 @pytest.mark.slow
-def test_updates_of_an_agent_and_compiled_losses_run_on_a_processor(tmp_path):
+def test_parts_of_an_agent_and_compiled_losses_run_on_a_processor(tmp_path, monkeypatch):
     from dipole.benchmarks.speed import rl
+    from dipole.rl.envs.suite import rendering, tasks
 
+    assert min(rl.methods(8, 1).values()) > 0
+    monkeypatch.setattr(tasks, "PAPER_TASKS", ("cartpole-swingup",))
+    with suppress(rendering.RenderingError):
+        assert min(rl.rendering(1, 1)["cartpole-swingup"].values()) > 0
     found = rl.updates(8, 1, None, CPU)
     assert {"no contrast, float32", rl.STOCK} <= found.keys()
     assert min(found.values()) > 0
