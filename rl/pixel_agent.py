@@ -56,22 +56,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
 
     Every setting is an attribute (`settings.attributes`), which SB3's own code and ours both read. A subclass names its
     base of SB3 after this class, and defines `algorithm`, `policy_aliases`, `sb3_keywords`, `policy_keywords` and
-    `_update_networks`.
-
-    Args:
-        policy: as in `ContrastiveSAC`.
-        env: as in `ContrastiveSAC`.
-        objective: as in `ContrastiveSAC`.
-        preset: one of the algorithm's. Its own by default.
-        augmentation: as in `ContrastiveSAC`.
-        storage: as in `ContrastiveSAC`.
-        settings: fields of `settings.AgentSettings`, and the keywords of SB3 in `passed_on`.
-
-    Raises:
-        ConfigError: for a setting or environment that does not fit.
-        SpecError: for a wrong objective text.
-        OptionError: a batch of images would not fit into memory.
-        TrainingError: replay does not fit into memory. From `learn`: a loss or gradient is not finite.
+    `_update_networks`. `ContrastiveSAC` documents the arguments and errors.
     """
 
     policy: Any

@@ -73,11 +73,7 @@ def require_width(noise: ActionNoise | None, shape: tuple[int, ...]) -> None:
         return
     with isolated(0):
         drawn = np.shape(copy.deepcopy(noise)())
-    try:
-        fits = np.broadcast_shapes(drawn, shape) == shape
-    except ValueError:
-        fits = False
-    if not fits:
+    if len(drawn) > len(shape) or any(n not in (1, m) for n, m in zip(drawn[::-1], shape[::-1], strict=False)):
         raise ConfigError(f"action_noise draws numbers of the shape {drawn}, and the actions are {shape}.")
 
 

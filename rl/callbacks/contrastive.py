@@ -405,12 +405,9 @@ def distinct(stored: Any, space: spaces.Space[Any]) -> dict[str, NDArray[Any]]:
     flat = {key: each.reshape(-1, *own[key].shape).astype(own[key].dtype) for key, each in parts(stored).items()}
     seen: dict[bytes, int] = {}
     for row in range(len(next(iter(flat.values())))):
-        content = hashlib.blake2b(digest_size=16)
-        for each in flat.values():
-            content.update(np.ascontiguousarray(each[row]).data)
-        seen.setdefault(content.digest(), row)
-    rows = list(seen.values())
-    return {key: each[rows] for key, each in flat.items()}
+        content = b"".join(each[row].tobytes() for each in flat.values())
+        seen.setdefault(hashlib.blake2b(content, digest_size=16).digest(), row)
+    return {key: each[list(seen.values())] for key, each in flat.items()}
 
 
 @torch.no_grad()

@@ -18,9 +18,10 @@ from dipole.core.train.evaluation import diagnose_objective, diagnose_pairs
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.files import check_own, disk_refusing
 from dipole.rl.arguments import check_integers, check_seed
+from dipole.rl.envs.running.validate import validate
 from dipole.rl.episodes.history import Evaluation, read_evaluations, scores
 from dipole.rl.episodes.pictures import write_video
-from dipole.rl.episodes.play import check_environment, evaluate
+from dipole.rl.episodes.play import evaluate
 from dipole.rl.pixel_agent import PixelAgent
 
 
@@ -37,7 +38,7 @@ class EvaluationCallback(BaseCallback):
         2
 
     Args:
-        env: an environment of its own, or a VecEnv of SB3.
+        env: an environment of its own, a VecEnv of SB3, or a task's name.
         every: environment steps between evaluations, >= 1.
         episodes: of each evaluation, >= 1.
         folder: for evaluations.jsonl and videos. Nothing is written without it.
@@ -53,7 +54,7 @@ class EvaluationCallback(BaseCallback):
 
     def __init__(
         self,
-        env: gymnasium.Env[Any, Any] | VecEnv,
+        env: gymnasium.Env[Any, Any] | VecEnv | str,
         every: int = 10_000,
         episodes: int = 10,
         folder: str | Path | None = None,
@@ -62,12 +63,11 @@ class EvaluationCallback(BaseCallback):
         diagnose: bool = True,
     ) -> None:
         super().__init__()
-        check_environment(env)
         check_integers(every=every, episodes=episodes)
         check_integers(0, video_every=video_every)
         if video_every and folder is None:
             raise ConfigError("video_every needs a folder to write into.")
-        self.env, self.every, self.episodes = env, every, episodes
+        self.env, self.every, self.episodes = validate(env), every, episodes
         self.video_every, self.diagnose = video_every, diagnose
         self.folder = None if folder is None else Path(folder)
         self.seed = check_seed(seed)

@@ -26,7 +26,7 @@ from dipole.rl.envs.running.workers import WorkerVecEnv
 
 def evaluate(
     agent: BaseAlgorithm,
-    env: gymnasium.Env[Any, Any] | VecEnv,
+    env: gymnasium.Env[Any, Any] | VecEnv | str,
     episodes: int = 10,
     seed: int | None = None,
     frames: list[NDArray[np.uint8]] | None = None,
@@ -40,8 +40,8 @@ def evaluate(
 
     Args:
         agent: any SB3 agent.
-        env: not the training environment. A VecEnv of SB3 plays its environments together. Its VecNormalize takes
-            the means and variances of the agent's.
+        env: not the training environment, or a task's name. A VecEnv of SB3 plays its environments together. Its
+            VecNormalize takes the means and variances of the agent's.
         episodes: how many, >= 1.
         seed: of the first episode. None draws one.
         frames: a list that collects the rendered frames, (H, W, 3), of the first episode, for a video.
@@ -53,7 +53,7 @@ def evaluate(
         ConfigError: if `env` is no environment with the agent's observations, or `episodes` below 1.
         TrainingError: if five episodes in a row end in a fault.
     """
-    check_environment(env)
+    env = validate(env)
     check_integers(episodes=episodes)
     if isinstance(env, VecEnv):
         return _together(agent, env, episodes, seed, frames, deterministic)
@@ -154,13 +154,6 @@ def _selecting(seen: Any, space: Any) -> Callable[[Any], Any] | None:
         if isinstance(seen, spaces.Dict) and all(space.spaces.get(key) == each for key, each in seen.items()):
             return lambda observation: {key: observation[key] for key in seen.spaces}
     return None
-
-
-def check_environment(env: Any) -> None:
-    """Raise ConfigError for what is no environment."""
-    if isinstance(env, str):
-        raise ConfigError(f"evaluation needs an environment, got a text: make_env({env!r}).")
-    validate(env)
 
 
 def transposed(space: Any) -> Any:
