@@ -15,6 +15,7 @@ import torch.multiprocessing as mp
 
 # Modules that every process would otherwise import by itself, for seconds.
 IMPORTED = ["torch.distributed", "torch._dynamo", "torch.nn.parallel", "pytest", "dipole.vision.adapter"]
+IMPORTED += ["dipole.rl.envs.running.workers", "dipole.rl.envs.dot"]
 
 
 def start_method():

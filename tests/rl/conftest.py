@@ -1,8 +1,6 @@
 """Small agents and environments for the tests of the rl domain."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -13,7 +11,7 @@ import torch
 from dipole.core.utils.errors import DipoleError
 from dipole.rl import ContrastiveSAC, WorkerVecEnv, make_env, resume, snapshots
 from dipole.rl.envs.suite.rendering import choose_backend
-from tests.ranks import start_method
+from tests.ranks import run_python, start_method
 
 TINY = {
     "image_size": 24, "hidden": (32,), "filters": 8, "layers": 2, "batch_size": 8, "learning_starts": 10,
@@ -42,42 +40,12 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
-_ALONE = """
-import io, json, os, sys, traceback
-from contextlib import redirect_stdout
-sys.modules["dipole"] = None  # as if it were not installed
-import stable_baselines3, torch
-torch.set_num_threads(1)
-for line in sys.stdin:
-    program, sys.argv, folder = json.loads(line)
-    os.chdir(folder)
-    sys.path[0] = folder
-    sys.modules.pop("networks", None)
-    error, printed = None, io.StringIO()
-    try:
-        with redirect_stdout(printed):
-            exec(program, {"__name__": "__main__"})
-    except BaseException:
-        error = traceback.format_exc()
-    print(json.dumps([error, printed.getvalue()]), flush=True)
-"""
-
-
-@pytest.fixture(scope="session")
-def without_dipole():
-    """Runs programs in a process that has stable-baselines3 and no dipole. Returns the JSON that one prints."""
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", _ALONE], stdin=pipe, stdout=pipe, text=True) as process:
-
-        def run(program, *arguments, cwd):
-            process.stdin.write(json.dumps([program, ["-c", *map(str, arguments)], str(cwd)]) + "\n")
-            process.stdin.flush()
-            error, printed = json.loads(process.stdout.readline())
-            assert error is None, error
-            return json.loads(printed)
-
-        yield run
-        process.stdin.close()
+def without_dipole(program, *arguments, cwd):
+    """Return the JSON that a program prints where torch and stable-baselines3 are, and dipole seems not installed."""
+    first = "import sys, torch\nsys.modules['dipole'] = None\ntorch.set_num_threads(1)\n"
+    done = run_python("-c", first + program, *arguments, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from dipole.core.utils.errors import ConfigError, DipoleError, TrainingError
 from dipole.core.utils.modes import in_mode
 from dipole.rl import ContrastiveCallback, ContrastiveDrQ, DotEnv, FrameReplayBuffer, make_env
 from dipole.rl.callbacks.contrastive import distinct, equal
-from tests.rl.conftest import tiny
+from tests.rl.conftest import tiny, without_dipole
 from tests.runs import Counts, refused
 
 NET = {"net_arch": [8]}
@@ -247,7 +247,7 @@ def saved_agents(algorithm, folder):
     return actions
 
 
-def test_saved_agents_continue_the_callback_and_load_without_dipole(tmp_path, without_dipole):
+def test_saved_agents_continue_the_callback_and_load_without_dipole(tmp_path):
     expected = [saved_agents(algorithm, tmp_path / algorithm.__name__) for algorithm in (SAC, PPO)]
     found = without_dipole(_ALONE, "SAC", "PPO", cwd=tmp_path)
     assert len(found) == 6
@@ -281,8 +281,8 @@ def test_off_policy_agents_step_whenever_they_learn(wrap, settings, steps, expec
         agent.learn(steps, callback=wrap(callback) if wrap else callback)
     assert len(losses) == expected
     assert np.isfinite(losses).all()
-    agent.learn(24, callback=callback, reset_num_timesteps=False)  # without the EventCallback
-    assert len(losses) == expected + 24 // (count * agent.train_freq.frequency)
+    agent.learn(12, callback=callback, reset_num_timesteps=False)  # without the EventCallback
+    assert len(losses) == expected + 12 // (count * agent.train_freq.frequency)
 
 
 def test_loaded_agents_step_at_once(tmp_path):

@@ -63,7 +63,7 @@ def test_the_six_tasks_pass_both_checkers(task, pair):
         check_sb3(env)
 
 
-@pytest.mark.parametrize("task", tasks.PAPER_TASKS)
+@pytest.mark.parametrize("task", [*CHECKED, *SLOW])
 def test_a_trajectory_is_dm_controls_pixel_for_pixel(task, opengl):
     """That of a seed, and that of the episode after it."""
     from dm_control import suite

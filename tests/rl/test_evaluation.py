@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from gymnasium.wrappers import TimeLimit
 from PIL import Image
 from stable_baselines3 import PPO
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -110,7 +111,7 @@ CURVES = {"none": [[Evaluation(1, 1, (1.0,))], [Evaluation(2, 2, (1.0,))]]}
 
 
 @pytest.mark.parametrize(("error", "said", "call"), [
-    (ConfigError, r"needs an environment, got a text: make_env\('dot'\)", lambda a, _: evaluate(a, "dot")),
+    (ConfigError, "unknown task 'dott'", lambda a, _: evaluate(a, "dott")),
     (ConfigError, "episodes must be an integer >= 1, got 0", lambda a, _: evaluate(a, DotEnv(), 0)),
     (ConfigError, r"made for .*\(9, 28, 28\).*\(9, 36, 36\)", lambda a, _: evaluate(a, DotEnv(size=36))),
     (ConfigError, r"every must be .* got 'x+ ... x+'", lambda *_: EvaluationCallback(DotEnv(), every="x" * 99)),
@@ -145,7 +146,8 @@ def test_agents_of_sb3_are_evaluated_with_their_memory_and_steps_start_again_wit
         told.append((memory, bool(starts[0])))
         return predict(seen)[0], len(told)
 
-    env = VecNormalize(DummyVecEnv([lambda: DotEnv(size=36)] * 2), norm_obs=False)  # SB3 would give normalised rewards
+    env = DummyVecEnv([lambda: TimeLimit(DotEnv(size=36), 9)] * 2)
+    env = VecNormalize(env, norm_obs=False)  # SB3 would give normalised rewards
     callback = EvaluationCallback(env, every=8, episodes=3, folder=tmp_path, video_every=1)
     agent.learn(8, callback=callback)
     env.training = env.norm_reward = False

@@ -23,7 +23,7 @@ from dipole.rl.description import FILE
 from dipole.rl.episodes.play import evaluate
 from dipole.rl.episodes.trial import trial
 from dipole.rl.export import name_of
-from tests.rl.conftest import QUICK
+from tests.rl.conftest import QUICK, without_dipole
 from tests.runs import refused
 
 SETTINGS = [*QUICK, "objective=infonce(similarity=bilinear) + 0.5*dp", "train.steps=60", "train.evaluate_every=60"]
@@ -110,7 +110,7 @@ print(json.dumps(found))
 """
 
 
-def test_stable_baselines3_alone_plays_and_learns(run, exported, seen, tmp_path, without_dipole):
+def test_stable_baselines3_alone_plays_and_learns(run, exported, seen, tmp_path):
     """With the classes in the zip, and with those of networks.py."""
     np.save(tmp_path / "seen.npy", seen)
     _, adapter, _ = load_run(RunFolder(run[0]), "cpu")

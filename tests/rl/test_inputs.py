@@ -24,7 +24,7 @@ from dipole.rl.episodes.play import evaluate
 from dipole.rl.episodes.trial import trial
 from dipole.rl.export import save_plain
 from dipole.rl.networks import PixelPolicy
-from tests.rl.conftest import assert_resumes, same
+from tests.rl.conftest import assert_resumes, same, without_dipole
 from tests.rl.test_parity import batches
 
 SMALL = {"hidden": (16,), "batch_size": 8, "learning_starts": 10, "buffer_size": 300, "seed": 0, "device": "cpu"}
@@ -201,7 +201,7 @@ print(json.dumps([agent.predict(shown, deterministic=True)[0].tolist() for agent
 """
 
 
-def test_exports_act_alike_without_dipole(tmp_path, without_dipole):
+def test_exports_act_alike_without_dipole(tmp_path):
     """By the code in the folder, and by that in the zip itself."""
     agents = made("drq").learn(20), made("sac").learn(20)
     for agent in agents:
