@@ -27,7 +27,8 @@ Stored = Path | bytes | None
 
 
 @register_source(
-    "a table of image files (.csv, .jsonl)", matches=lambda source, path: path.is_file() and ends_with(path, JSON + CSV)
+    "a table of image files (.csv, .jsonl)",
+    matches=lambda source, path: not path.is_dir() and ends_with(path, JSON + CSV),
 )
 def table_of_files(source: str, options: Decoding, wanted: Classes) -> Source:
     """Open a table with a column of paths, relative to the table, and if known one of labels."""
