@@ -15,7 +15,7 @@ from torch import Tensor
 from dipole.core.objectives.spec import check_whole
 from dipole.core.train.recipe import describe
 from dipole.core.utils.errors import OptionError, nearest
-from dipole.core.utils.pictures import as_rgb, eight_bits, upright
+from dipole.core.utils.pictures import as_rgb, eight_bits, turn_upright
 from dipole.core.utils.transfer import constant
 from dipole.vision.augment import Augmentation, AugmentConfig
 
@@ -162,9 +162,11 @@ class Augment:
 
     def _of_picture(self, image: Image.Image, augment: Augmentation, generator: torch.Generator | None) -> Tensor:
         picture = eight_bits(image)
-        if picture.mode != "L":
+        if picture.mode == "L":
+            picture = picture.copy()
+        else:
             picture = as_rgb(picture)
-        picture = upright(picture, image)
+        turn_upright(picture)
         size = augment.config.size or min(picture.size)
         parameters, crops = augment.draw_unsized(1, generator, size)
         top, left, height, width = map(int, augment.boxes(crops, picture.height, picture.width)[0].tolist())

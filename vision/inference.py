@@ -83,7 +83,7 @@ class ImageEmbedder(Embedder):
             name, read = image
             if isinstance(read, Tensor):
                 return fit_channels(name, read, self.channels)
-            return attempt(read, lambda data: to_tensor(view_of(data, self.decoded, self.size), self.channels))
+            return attempt(read, lambda data: fit_channels(name, view_of(data, self.decoded, self.size), self.channels))
 
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             while some := list(islice(images, AT_ONCE)):
@@ -125,30 +125,28 @@ def _of_source(source: str, path: Path, decoded: int | None, column: str | None)
     return found()
 
 
-def view_of(data: bytes, decoded: int | None, size: int | None) -> np.ndarray:
+def view_of(data: bytes, decoded: int | None, size: int | None) -> Tensor:
     """Decode an image directly to size x size, as exported image processors do, or a square one as in the run."""
+    is_square = False
     if decoded in (None, size):
         with open_image(data) as image:
-            if image.width == image.height:
-                return decode(data, decoded)
-    return decode(data, size, exact=True)
+            is_square = image.width == image.height
+    if not is_square:
+        decoded = size
+    picture = decode(data, decoded, exact=not is_square)
+    return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
 
 
 def fit_channels(name: str, image: Tensor, channels: int) -> Tensor:
-    """Convert an image (C, H, W) to the channels of a model: grey to colour, or colour to grey."""
+    """Convert an image (C, H, W) to the channels of a model: grey to colour, or colour to grey (ITU-R BT.601)."""
     if len(image) == channels:
         return image
     if len(image) == 3 and channels == 1:
-        return to_tensor(image.permute(1, 2, 0).numpy(), 1)
+        picture = Image.fromarray(image.permute(1, 2, 0).numpy()).convert("L")
+        return torch.from_numpy(np.array(picture))[None]
     if len(image) != 1:
-        raise DataError(f"image {name} has {len(image)} channels, and the model reads {channels}.")
+        raise DataError(
+            f"image {name} has {len(image)} channels, and the model reads {channels}. Give arrays of {channels} in an "
+            ".npz."
+        )
     return image.expand(channels, -1, -1)
-
-
-def to_tensor(picture: np.ndarray, channels: int) -> Tensor:
-    """Convert an RGB image (H, W, 3) uint8 to (C, H, W). One channel is its grey level (ITU-R BT.601), as in Pillow."""
-    if channels == 1:
-        return torch.from_numpy(np.array(Image.fromarray(picture).convert("L")))[None]
-    if channels != 3:
-        raise DataError(f"image files have 3 channels, and the model reads {channels}: give an .npz of arrays.")
-    return torch.from_numpy(np.array(picture)).permute(2, 0, 1)

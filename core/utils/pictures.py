@@ -1,10 +1,10 @@
 """Pictures of files as viewers show them: upright, with 8 bits a channel."""
 
 import io
-from typing import Any
+from contextlib import suppress
 
 import numpy as np
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from dipole.core.utils.errors import OptionError
 from dipole.core.utils.text import warn
@@ -13,16 +13,6 @@ MANY_PIXELS = 25_000_000
 DENSE = 400  # pixels for a byte, of which photos have at most 100
 TWELVE = 4095  # white of 12 bits
 BITS, WHITE, CHANNELS = 258, 262, 277  # tags of a TIFF; WHITE is 0 where the number 0 is white
-TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-"""Orientation tag of EXIF -> what makes the picture upright. 1 is upright."""
 
 
 def open_rgb(data: bytes, size: int | None = None) -> Image.Image:
@@ -30,7 +20,9 @@ def open_rgb(data: bytes, size: int | None = None) -> Image.Image:
     with open_image(data) as image:
         if size is not None:
             image.draft("RGB", (size, size))
-        return upright(as_rgb(image), image)
+        picture = as_rgb(image)
+        turn_upright(picture)
+        return picture
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
@@ -68,13 +60,10 @@ def open_image(data: bytes) -> Image.Image:
     return image
 
 
-def upright(picture: Image.Image, opened: Image.Image) -> Image.Image:
-    """Turn a picture as the orientation tag (EXIF or XMP) of the opened file says, as viewers do."""
-    try:
-        tag: Any = opened.getexif().get(ExifTags.Base.Orientation)
-    except Exception:  # damaged EXIF data say nothing, and the pixels are readable
-        return picture
-    return picture.transpose(TURNS[tag]) if tag in TURNS else picture
+def turn_upright(picture: Image.Image) -> None:
+    """Turn a picture in place as its orientation tag (EXIF or XMP) says, as viewers do."""
+    with suppress(Exception):  # damaged EXIF data say nothing, and the pixels are readable
+        ImageOps.exif_transpose(picture, in_place=True)
 
 
 def eight_bits(image: Image.Image) -> Image.Image:
@@ -107,4 +96,6 @@ def eight_bits(image: Image.Image) -> Image.Image:
             )
     else:
         return image
-    return Image.fromarray(np.round(values.clip(0, 1) * 255).astype(np.uint8))
+    found = Image.fromarray(np.round(values.clip(0, 1) * 255).astype(np.uint8))
+    found.info = dict(image.info)  # the orientation
+    return found
