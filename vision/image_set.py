@@ -192,9 +192,7 @@ def _encoded(name: str, parts: Sequence[Images], labels: Tensor | None) -> Encod
         names=[name for part in sets for name in part.names],
         read=read,
         rows=torch.cat([part.rows + start for part, start in zip(sets, starts, strict=True)]),
-        skipped={
-            place + start: why for part, start in zip(sets, starts, strict=True) for place, why in part.skipped.items()
-        },
+        skipped={},
         labels=labels,
     )
 

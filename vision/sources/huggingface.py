@@ -15,7 +15,7 @@ from dipole.vision.decoding import file_bytes
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import HUB, LFS, Classes, Decoding, Known, Source, by_split, register_source
 from dipole.vision.sources.images import decode_all, wanted_rows
-from dipole.vision.sources.labels import check_column, label_columns, labels_of
+from dipole.vision.sources.labels import check_column, labels_of
 from dipole.vision.sources.metadata import METADATA
 
 SETTING = "vision.data.image_column (--column of `dipole embed`)"
@@ -197,8 +197,7 @@ def read_labels(
     from datasets import ClassLabel
 
     classes = [key for key, feature in features.items() if isinstance(feature, ClassLabel)]
-    candidates = label_columns(name, list(features), wanted, classes)
-    labels, names, column = labels_of(name, candidates, values, wanted)
+    labels, names, column = labels_of(name, list(features), values, wanted, classes)
     if column is None:
         return None, (), None
     kind = getattr(features[column], "feature", features[column])  # of a list of one label

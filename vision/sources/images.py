@@ -62,13 +62,22 @@ def decode_all(
     class_names: tuple[str, ...],
     options: Decoding,
     left_out: Sequence[str] = (),
+    stream: Stream | None = None,
 ) -> ImageSet:
-    """Decode images in parallel to one tensor, or leave them encoded if that has more than `options.memory` bytes."""
+    """Decode images in parallel to one tensor. A stream, and more than `options.memory` bytes, stay encoded.
+
+    Encoded images are decoded batch by batch: to squares for probes, cropped as stored for training.
+    """
     if not items:
         raise DataError(f"{name} holds no images.")
-    first = _first(items, read, options.size)
-    if first is not None and first.nbytes * len(items) > options.memory:
-        return stay_encoded(name, items, read, labels, class_names, options, left_out=left_out)
+    first = None
+    if stream is None or options.size is None:
+        tried = (_attempt(read, i, options.size) for i in range(len(items)))
+        first = next((each for each in tried if not isinstance(each, str)), None)
+    if stream is not None or (first is not None and first.nbytes * len(items) > options.memory):
+        size = options.size or _side(name, items, first, stream is None and options.memory > 0)
+        encoded = Encoded(items, read, torch.arange(len(items)), size, options.on_corrupt, {}, stream, labels)
+        return ImageSet(name, encoded, labels, class_names, tuple(left_out))
     images: list[np.ndarray] = []
     kept: list[int] = []
     broken: list[str] = []
@@ -95,40 +104,18 @@ def decode_all(
     return ImageSet(name, tensor, labels, class_names, (*broken, *left_out))
 
 
-def stay_encoded(
-    name: str,
-    items: Sequence[str],
-    read: Callable[[int], bytes],
-    labels: Tensor | None,
-    class_names: tuple[str, ...],
-    options: Decoding,
-    stream: Stream | None = None,
-    left_out: Sequence[str] = (),
-) -> ImageSet:
-    """Return a set that is decoded batch by batch: to squares for probes, cropped as stored for training."""
-    size = options.size
-    if size is None:
-        first = _first(items, read, None)
-        if first is None:
-            raise DataError(f"none of {counted(len(items), 'image file')} can be decoded.")
-        if first.shape[0] != first.shape[1]:
-            fix = "Set it"
-            if stream is None and options.memory:
-                fix = "Set it, or raise vision.data.memory to hold all as they are"
-            raise DataError(
-                f"{name}: images that are decoded batch by batch need vision.data.size, the side of the squares that "
-                f"probes see (random crops are cut from the whole image); {items[0]} has {first.shape[1]} x "
-                f"{first.shape[0]} pixels. {fix}."
-            )
-        size = first.shape[0]
-    encoded = Encoded(items, read, torch.arange(len(items)), size, options.on_corrupt, {}, stream, labels)
-    return ImageSet(name, encoded, labels, class_names, tuple(left_out))
-
-
-def _first(items: Sequence[str], read: Callable[[int], bytes], size: int | None) -> np.ndarray | None:
-    """Return the first image that can be decoded."""
-    found = (_attempt(read, i, size) for i in range(len(items)))
-    return next((each for each in found if not isinstance(each, str)), None)
+def _side(name: str, items: Sequence[str], first: np.ndarray | None, fits: bool) -> int:
+    """Return the side of the squares for probes, that of the first image. fits: whether more memory would do."""
+    if first is None:
+        raise DataError(f"none of {counted(len(items), 'image file')} can be decoded.")
+    if first.shape[0] != first.shape[1]:
+        fix = "Set it, or raise vision.data.memory to hold all as they are" if fits else "Set it"
+        raise DataError(
+            f"{name}: images that are decoded batch by batch need vision.data.size, the side of the squares that "
+            f"probes see (random crops are cut from the whole image); {items[0]} has {first.shape[1]} x "
+            f"{first.shape[0]} pixels. {fix}."
+        )
+    return int(first.shape[0])
 
 
 def _attempt(read: Callable[[int], bytes], i: int, size: int | None) -> np.ndarray | str:

@@ -79,14 +79,24 @@ def plain_label(value: Any) -> Any:
 
 
 def labels_of(
-    name: str, columns: Sequence[str], values: Callable[[str], Iterable[Any]], wanted: str | None
+    name: str,
+    columns: Sequence[str],
+    values: Callable[[str], Iterable[Any]],
+    wanted: str | None,
+    others: Sequence[str] = (),
 ) -> tuple[Tensor | None, tuple[str, ...], str | None]:
     """Return the labels (n,), the names of the classes and the column of a table, from the first column with classes.
 
-    Columns that hold no classes (targets of regression, several labels an image) are left out with a warning.
-    DataError for the column that is `wanted`. values: column -> its cells.
+    Candidates are `wanted`, or those of `columns` in `LABELS` and then `others`. Columns that hold no classes (targets
+    of regression, several labels an image) are left out with a warning. DataError for the column that is `wanted`.
+    values: column -> its cells.
     """
-    for column in columns:
+    known = [key for name in LABELS for key in columns if key.strip().lower() == name]
+    candidates = list(dict.fromkeys([*known, *others]))
+    if wanted is not None:
+        check_column(name, columns, wanted, "label_column")
+        candidates = [wanted]
+    for column in candidates:
         try:
             labels, names = class_labels(values(column))
         except NoClassesError as error:
@@ -100,15 +110,6 @@ def labels_of(
         if labels is not None:
             return labels, names, column
     return None, (), None
-
-
-def label_columns(name: str, columns: Sequence[str], wanted: str | None, others: Sequence[str] = ()) -> list[str]:
-    """Return the columns that may hold labels, in order of preference: `wanted`, or `LABELS` and `others`."""
-    if wanted is None:
-        known = [key for name in LABELS for key in columns if key.strip().lower() == name]
-        return list(dict.fromkeys([*known, *others]))
-    check_column(name, columns, wanted, "label_column")
-    return [wanted]
 
 
 def check_column(name: str, columns: Sequence[str], wanted: str, setting: str) -> None:

@@ -13,7 +13,7 @@ from dipole.core.utils.rows import Asker, located_rows
 from dipole.core.utils.text import warn
 from dipole.vision.decoding import first_names
 from dipole.vision.sources.base import Decoding
-from dipole.vision.sources.labels import label_columns, labels_of
+from dipole.vision.sources.labels import labels_of
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 NAME = "file_name"
@@ -63,8 +63,7 @@ def read_metadata(tables: Sequence[Path], images: Sequence[Path], options: Decod
             f"the column 'split' of {name} ({first_names(sorted(splits))}) is not read: all images are one split. To "
             "keep them apart, move each split to a folder of its name with its own table (train/metadata.csv)"
         )
-    candidates = label_columns(name, columns, wanted)
-    labels, names, column = labels_of(name, candidates, lambda column: [row.get(column) for row in told], wanted)
+    labels, names, column = labels_of(name, columns, lambda column: [row.get(column) for row in told], wanted)
     if labels is None or column is None:
         return None
     if unlike := [f"{where}: {file.name!r}" for where, row, file in again if row.get(column) != rows[file].get(column)]:

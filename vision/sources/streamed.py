@@ -18,7 +18,7 @@ from dipole.vision.decoding import Stream
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import HUB, SHARDS, Classes, Decoding, Source, by_split
 from dipole.vision.sources.huggingface import hub_name, image_bytes, images_of, loaded, read_labels, tables_in
-from dipole.vision.sources.images import select, stay_encoded
+from dipole.vision.sources.images import decode_all, select
 from dipole.vision.sources.labels import plain_label
 
 MOST_SHARDS = 1024  # a set of more files is read as so many runs of files
@@ -94,7 +94,7 @@ def _stream(name: str, builder: Any, split: str, options: Decoding) -> ImageSet:
     bounds = [0, *accumulate(counts)]
     reader = Forward(begin, bounds, 2 * options.buffer + 2048, lambda row: image_bytes(row[image], fetched), name)
     stream = Stream(torch.tensor(bounds), options.buffer, forward=True)
-    return stay_encoded(name, Numbered(name, bounds[-1]), reader, labels, names, options, stream)
+    return decode_all(name, Numbered(name, bounds[-1]), reader, labels, names, options, stream=stream)
 
 
 def _count(table: Any, shards: int, image: str, label: str | None) -> list[list[Any]]:

@@ -13,7 +13,7 @@ from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import Classes, Decoding, Source, register_source
 from dipole.vision.sources.huggingface import IMAGES, SETTING
 from dipole.vision.sources.images import decode_all, select
-from dipole.vision.sources.labels import label_columns, labels_of
+from dipole.vision.sources.labels import labels_of
 from dipole.vision.sources.metadata import NAME, READER
 from dipole.vision.sources.streamed import fetched
 
@@ -36,21 +36,21 @@ def table_of_files(source: str, options: Decoding, wanted: Classes) -> Source:
 
     def read(split: str) -> ImageSet:
         images: list[Stored] = []
+        items: list[str] = []
         rows: list[dict[str, Any]] = []
         for where, row in located_rows(str(path), split, UTF8, READER):
             lower = {name.lower(): name for name in row} if isinstance(row, dict) else {}
             column = options.image_column or next((lower[name] for name in FILES if name in lower), FILES[0])
             require_columns(row, [column], where, f" Set {SETTING}.")
-            images.append(image_in(row[column], column, where, path.parent))
+            image = image_in(row[column], column, where, path.parent)
+            items.append(f"{path.stem}[{len(rows)}]")
+            if isinstance(image, Path):
+                items[-1] = os.path.relpath(image, path.parent)
+            images.append(image)
             rows.append(row)
         columns = list(dict.fromkeys(name for row in rows for name in row))
-        candidates = label_columns(source, columns, options.label_column)
-        cells = {name: [row.get(name) for row in rows] for name in candidates}
-        labels, names, _ = labels_of(source, candidates, cells.__getitem__, options.label_column)
-        items = [f"{path.stem}[{number}]" for number in range(len(images))]
-        for number, image in enumerate(images):
-            if isinstance(image, Path):
-                items[number] = os.path.relpath(image, path.parent)
+        values = {name: [row.get(name) for row in rows] for name in columns}
+        labels, names, _ = labels_of(source, columns, values.__getitem__, options.label_column)
         return select(decode_all(path.stem, items, lambda i: content(images[i]), labels, names, options), wanted)
 
     return Source(source, ("train",), read, True)

@@ -22,7 +22,7 @@ from dipole.vision.decoding import Stream
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import LFS, SHARDS, Classes, Decoding, Source, by_split, register_source
 from dipole.vision.sources.folder import SUFFIXES
-from dipole.vision.sources.images import select, stay_encoded, warn_of_left_out
+from dipole.vision.sources.images import decode_all, select, warn_of_left_out
 from dipole.vision.sources.labels import labels_of
 
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -128,15 +128,15 @@ def _read(source: str, paths: list[Path], options: Decoding) -> ImageSet:
     labels, names, _ = labels_of(source, ["label"], lambda _: told, None)
     left_out = [each for _, _, others in indices for each in others]
     warn_of_left_out(source, left_out)
-    return stay_encoded(
+    return decode_all(
         source,
         [f"{path}: {sample.name}" for path, _, sample in samples],
         lambda i: read_sample(*samples[i]),
         labels,
         names,
         options,
-        Stream(bounds, options.buffer, forward=False),
         left_out,
+        Stream(bounds, options.buffer, forward=False),
     )
 
 
