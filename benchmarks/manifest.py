@@ -60,6 +60,10 @@ class RowEntry(Part):
     fill: dict[str, str] = Field(default_factory=dict)
 
 
+EFFECTS = {"%": (1.0, "1 point"), "return": (50.0, "50 return")}
+"""Differences that matter, by unit, where nothing is printed."""
+
+
 class ColumnEntry(Part):
     """A column: one number of a record, times a factor, in a unit such as "%".
 
@@ -91,6 +95,12 @@ class ColumnEntry(Part):
     def metric_of(self, row: RowEntry) -> str:
         """Return the metric of a row."""
         return filled(self.metric, row.fill)
+
+    def effect(self, level: float) -> tuple[float, str]:
+        """Return a difference that matters, and its words: a point, 50 of a return, or else a tenth of the level."""
+        if not self.unit and self.metric.endswith("accuracy"):
+            return 0.01 * abs(self.factor), "1 point"
+        return EFFECTS.get(self.unit, (abs(level) / 10, "a tenth of the mean"))
 
 
 class Manifest(Part):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dipole.benchmarks.claims.printed_numbers import margin
+from dipole.benchmarks.claims.published import PrintedCell
 from dipole.benchmarks.manifest import CellEntry, ColumnEntry
 from dipole.benchmarks.run.reference import START, Reckoned, kind_of, reckon
 from dipole.benchmarks.statistics import LEVEL, detectable, seeds_needed
@@ -89,7 +89,7 @@ class Time:
 
 @dataclass(frozen=True)
 class SeedsLine:
-    """Seeds of each row that show `difference` in a column, with the spread assumed and its source.
+    """Seeds of each row that show `difference` (`words`) in a column, with the spread assumed and its source.
 
     The spread is that of the differences by seed from the base, the median over the tests. Without pairs of earlier
     runs it is the spread of a row, and rows count as independent. `detectable` is the smallest difference that the
@@ -98,7 +98,8 @@ class SeedsLine:
     """
 
     column: str
-    difference: float
+    difference: float | None
+    words: str
     std: float | None
     source: str
     seeds: int | None
@@ -167,8 +168,7 @@ def make_plan(
 ) -> Plan:
     """Plan a suite: `records` are the finished runs of the folder. `effect` is a difference in units of the columns.
 
-    Without `effect`, a column's difference is the smallest that matters for its metric (see `margin`) or,
-    if nothing is published, one percentage point (0.01 of a fraction times the column's factor).
+    Without `effect`, a column's difference is the smallest that matters (`ColumnEntry.effect`).
     """
     missing = [job.config for job in jobs if job.hash not in records]
     time = Estimator(records.values()).total(missing, slots, sized.scale.shared_process)
@@ -181,21 +181,27 @@ def make_plan(
 def _seeds_line(
     results: SuiteResults, column: ColumnEntry, tests: int, planned: int, effect: float | None
 ) -> SeedsLine:
-    difference = abs(0.01 * column.factor)
+    means = [cell.summary.mean for cell in results.cells_of(column.name) if cell.summary is not None]
+    means = means or [cell.mean for cell in _printed(results, column) if cell.mean is not None]
+    difference, words = column.effect(median(means or [nan]))
     if effect is not None:
-        difference = effect
-    elif results.table is not None:
-        difference = margin(results.table.metric, 1.0)
+        difference, words = effect, f"{effect:g}"
+    shown = None if isnan(difference) else difference
     std, source, is_paired = _known_spread(results, column)
     if isnan(std):
-        return SeedsLine(column.name, difference, None, "no spread known yet: run two seeds first", None)
+        return SeedsLine(column.name, shown, words, None, "no spread known yet: run two seeds first", None)
     if std == 0:
-        return SeedsLine(column.name, difference, None, f"{source} gave the same", None)
+        return SeedsLine(column.name, shown, words, None, f"{source} gave the same", None)
     alpha, least = LEVEL / tests, None
     if planned > 1:
         least = detectable(std, planned, alpha=alpha, is_paired=is_paired)
     seeds = seeds_needed(difference, std, alpha=alpha, is_paired=is_paired)
-    return SeedsLine(column.name, difference, std, source, seeds, least)
+    return SeedsLine(column.name, shown, words, std, source, seeds, least)
+
+
+def _printed(results: SuiteResults, column: ColumnEntry) -> list[PrintedCell]:
+    """Return the paper's cells of a column."""
+    return [row.cells[column.name] for row in getattr(results.table, "rows", ()) if column.name in row.cells]
 
 
 def _known_spread(results: SuiteResults, column: ColumnEntry) -> tuple[float, str, bool]:
@@ -208,10 +214,9 @@ def _known_spread(results: SuiteResults, column: ColumnEntry) -> tuple[float, st
     if known := [cell.summary for cell in cells if cell.summary is not None and cell.summary.n > 1]:
         source = counted(sum(each.n for each in known), "earlier run")
         return _root_mean_square(each.std for each in known), source, False
-    rows = getattr(results.table, "rows", ())
-    printed = [row.cells[column.name].std for row in rows if column.name in row.cells]
+    printed = [cell.std for cell in _printed(results, column) if cell.std is not None]
     if any(printed):
-        return _root_mean_square(each for each in printed if each is not None), "the paper's spread", False
+        return _root_mean_square(printed), "the paper's spread", False
     return nan, "", False
 
 

@@ -16,10 +16,14 @@ BENCH = ".bench"
 
 @dataclass(frozen=True)
 class UnreadRecord:
-    """A path in the runs folder that is not a readable record, and why. It is reported and left unchanged."""
+    """A path that is not a readable record, and why, or a `conflict`: the run or suite of which there are two versions.
+
+    It is reported and left unchanged.
+    """
 
     path: Path
     message: str
+    conflict: str = ""
 
 
 @dataclass(frozen=True)

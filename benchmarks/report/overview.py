@@ -4,13 +4,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import nan
 from statistics import median, median_high
 
 from dipole.benchmarks.claims import published
 from dipole.benchmarks.claims.explain import why
 from dipole.benchmarks.claims.judge import JudgedClaim
 from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_DECIDABLE, OBSTACLES, UNDECIDED
+from dipole.benchmarks.manifest import EFFECTS
 from dipole.benchmarks.report import findings
 from dipole.benchmarks.report.claim_tables import mark_of
 from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, number_cell
@@ -60,12 +60,13 @@ def suites_table(suites: Sequence[SuiteResults], claims: Claims) -> ReportTable:
     )
     if any(suite.table for suite in suites):
         note += (
-            "The effect is the median difference that the paper prints, and without one a point of 100 or 50 of a "
-            "return. Claims are the paper's. A claim is without room if its printed effect does not fit between our "
-            "base and the bound of the metric, or if our base is not above the untrained level. "
+            "The effect is the median difference that the paper prints, and without one a point of 100, 50 of a "
+            "return, or a tenth of the base's mean. Claims are the paper's. A claim is without room if its printed "
+            "effect does not fit between our base and the bound of the metric, or if our base is not above the "
+            "untrained level. "
         )
     else:
-        note += "The effect is a point of 100 or 50 of a return. "
+        note += "The effect is a point of 100, 50 of a return, or a tenth of the base's mean. "
     if any(suite.manifest.not_decidable for suite in suites):
         note += f"Suites that are {NOT_DECIDABLE} are listed with the reason, and counted nowhere."
     head = ("suite", "question", "answer", "power", "more seeds needed", "claims")
@@ -93,8 +94,6 @@ def question(suite: SuiteResults) -> str:
     return f"Do {len(rows)} methods differ from {base} on {where}?"
 
 
-EFFECTS = {"%": (1.0, "point"), "return": (50.0, "return")}
-"""Differences that matter, by unit, where nothing is printed."""
 MOST_SEEDS = 10_000
 
 
@@ -125,15 +124,18 @@ def planned(suite: SuiteResults) -> list[Planned]:
     """Return the tests of a suite with the median effect that its paper prints, or else with a stated one."""
     cells = suite.tested
     printed = [gap for cell in cells if (gap := _printed_gap(suite, cell)) is not None]
+    if not printed:  # units without an effect of their own count where there are no others
+        cells = [cell for cell in cells if cell.column.unit in EFFECTS] or cells
     found = []
     for cell in cells:
         test, unit = cell.against_base, cell.column.unit
-        effect, name = EFFECTS.get(unit, (nan, unit))
-        words = f"{effect:g} {name}"
+        if test is None or cell.summary is None:
+            continue
+        effect, words = cell.column.effect(cell.summary.mean - test.difference)
         if printed:
             effect = median(printed)
             words = f"the paper's median effect, {number(effect)} {unit.replace('%', 'points')}".strip()
-        if test is not None and test.spread > 0 and effect > 0:
+        if test.spread > 0 and effect > 0:
             found.append(Planned(effect, words, test, LEVEL / cell.family))
     return found
 

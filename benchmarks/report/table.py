@@ -38,6 +38,13 @@ def number_cell(value: float | None, note: str = "") -> Cell:
     return EMPTY if value is None or not isfinite(value) else Cell(number(value), value, note)
 
 
+def detectable_cell(least: float, unit: str) -> Cell:
+    """Return the smallest difference that seeds show as a cell. No percentage can show one above 100."""
+    if unit == "%" and least > 100:
+        return Cell("none below 100", least)
+    return number_cell(least)
+
+
 def count_cell(value: int | None) -> Cell:
     """Return an integer, or an empty cell if it is missing."""
     return EMPTY if value is None else Cell(str(value), value)

@@ -14,7 +14,7 @@ from dipole.benchmarks.claims.published import PrintedCell
 from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_COMPARED, NOT_DECIDABLE, UNDECIDED
 from dipole.benchmarks.report.claim_tables import mark_of
 from dipole.benchmarks.report.ranking import Rank, level_of
-from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, count_cell, number_cell
+from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, count_cell, detectable_cell, number_cell
 from dipole.benchmarks.run_files import RunFiles
 from dipole.benchmarks.run_records import UnreadRecord
 from dipole.benchmarks.statistics import Interval, Summary, iqm_interval, number, probability_of_improvement, summarize
@@ -73,9 +73,9 @@ def results_table(results: SuiteResults) -> ReportTable:
             cells.append(_result(found, row.label in best[column]) if found else EMPTY)
         rows.append(tuple(cells))
     note = "Mean and standard deviation over n seeds. The best mean of a column is bold."
-    least = [results.detectable(column) for column in results.columns]
-    if any(map(isfinite, least)):
-        rows.append((Cell(DETECTABLE), *[EMPTY] * (len(head) - 1), *map(number_cell, least)))
+    least = [detectable_cell(results.detectable(each.name), each.unit) for each in results.manifest.columns]
+    if any(cell.text for cell in least):
+        rows.append((Cell(DETECTABLE), *[EMPTY] * (len(head) - 1), *least))
         note += f" {DETECTABLE_NOTE}"
     if results.table is not None:
         note += " The printed number is below ours."
@@ -114,7 +114,7 @@ def _cell_row(results: SuiteResults, cell: CellResult) -> tuple[Cell, ...]:
         *(*_fields(printed, "mean", "std"), trials),
         *(*_fields(c, "difference", "low", "high"), verdict),
         *(Cell(cell.base), *_fields(t, "difference", "low", "high", "p_t")),
-        *(corrected, *_fields(t, "p_wilcoxon", "effect"), number_cell(cell.detectable)),
+        *(corrected, *_fields(t, "p_wilcoxon", "effect"), detectable_cell(cell.detectable, cell.column.unit)),
     )
 
 
@@ -135,7 +135,7 @@ def beside_table(results: SuiteResults) -> ReportTable:
     head = ("method", "measurement", "ours", "printed", "difference", "95 % interval", "verdict")
     for column in results.manifest.columns:
         if isfinite(reach := results.detectable(column.name)):
-            rows.append((Cell(DETECTABLE), Cell(column.name), number_cell(reach), *[EMPTY] * 4))
+            rows.append((Cell(DETECTABLE), Cell(column.name), detectable_cell(reach, column.unit), *[EMPTY] * 4))
     return ReportTable(f"{results.manifest.name}-beside", results.manifest.title, head, rows)
 
 
@@ -270,11 +270,16 @@ def ranking_table(name: str, ranks: Sequence[Rank]) -> ReportTable:
     return ReportTable(f"{name}-ranking", "Ranking over tasks", head, rows, RANKING_NOTE, frozenset({"objective"}))
 
 
-def problems_table(problems: Sequence[UnreadRecord]) -> ReportTable:
-    """Return the files of the runs folder that are not records."""
-    rows = [(Cell(str(p.path)), Cell(p.message)) for p in problems]
-    note = "The report ignores these files."
-    return ReportTable("problems", "Not readable as records", ("file", "problem"), rows, note)
+def problem_tables(problems: Sequence[UnreadRecord]) -> list[ReportTable]:
+    """Return the files that are not records, and the results that contradict each other."""
+    used = "The first of two results, and of two versions of a suite, is used. Runs on other data are not left out."
+    found = [
+        ReportTable("problems", "Not readable as records", ("file", "problem"), [], "The report ignores these files."),
+        ReportTable("conflicts", "Results that contradict each other", ("file", "conflict"), [], used),
+    ]
+    rows = [(Cell(str(p.path)), Cell(p.message), bool(p.conflict)) for p in problems]
+    filled = [replace(table, rows=[row[:2] for row in rows if row[2] == place]) for place, table in enumerate(found)]
+    return [table for table in filled if table.rows]
 
 
 def _run_cells(name: str, seed: int, record: RunRecord | None) -> tuple[Cell, ...]:

@@ -90,8 +90,8 @@ def make_report(runs: Path | Sequence[Path], gathered: Gathered | None = None) -
         drawn, said = charts.other_runs(groups, files), findings.of_others(groups)
         sections.append(Section("other-runs", "Other runs", subtitle, (), (*compared, listed), drawn, said))
     if problems:
-        subtitle = f"{counted(len(problems), 'entry', 'entries')} of the runs folder"
-        sections.append(Section("problems", "Problems", subtitle, (), (tables.problems_table(problems),), {}))
+        subtitle = counted(len(problems), "entry", "entries")
+        sections.append(Section("problems", "Problems", subtitle, (), tables.problem_tables(problems), {}))
     machines = findings.of_machines(gathered.done.values())
     return Report("dipole report", now(), _facts(gathered, len(problems)), sections, machines, summary)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Literal
 
-from dipole.benchmarks.manifest import write_manifest
+from dipole.benchmarks.manifest import read_manifests, write_manifest
 from dipole.benchmarks.plan import Estimator, Time, faults, make_plan, missing_data
-from dipole.benchmarks.results_file import SHIPPED_NAME, known_runs, shipped_runs, stored_overrides
+from dipole.benchmarks.results_file import SHIPPED_NAME, StoredSuite, known_runs, merged, shipped_runs, stored_overrides
 from dipole.benchmarks.run.engine import Engine, EngineTask, TaskResult
 from dipole.benchmarks.run.local_engine import LocalEngine, PoolEngine
 from dipole.benchmarks.run.reference import basis
@@ -107,9 +107,14 @@ def bench(
 def run_suite(
     sized: Sized, wanted: Sequence[Job], records: dict[str, RunRecord], runs: Path, engine: Engine
 ) -> SuiteSummary:
-    """Describe a suite in the runs folder and run what is missing of it."""
+    """Describe a suite in the runs folder and run what is missing of it. Runs finished before, of other seeds, stay."""
     make_runs_folder(runs)
-    write_manifest(runs, sized.manifest(wanted))
+    manifest = sized.manifest(wanted)
+    for earlier in read_manifests(runs)[0]:
+        if earlier.name == manifest.name:
+            done = earlier.model_copy(update={"jobs": [job for job in earlier.jobs if job.hash in records]})
+            manifest = merged(StoredSuite(manifest, {}), StoredSuite(done, {}))[0].manifest
+    write_manifest(runs, manifest)
     return run_jobs(wanted, records, runs, engine, sized.scale.processes)
 
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rich.progress import Task as ProgressTask
 from rich.text import Text
 
 from dipole.benchmarks.plan import Plan
-from dipole.benchmarks.report import claim_tables, findings, tables
+from dipole.benchmarks.report import claim_tables, findings, table, tables
 from dipole.benchmarks.report.ranking import ranks
 from dipole.benchmarks.report.table import ReportTable
 from dipole.benchmarks.run import reference
@@ -52,14 +53,15 @@ def print_plan(console: Console, sized: Sized, plan: Plan) -> None:
     print_cells(console, sized)
     say(console, f"\nSeeds of each row for 80 % power (t-test at 0.05, Holm over {counted(plan.tests, 'test')})\n")
     rows = [("column", "spread from", "difference", "spread", "seeds", "planned", "detectable")]
-    for line in plan.seeds:
-        spread, seeds, least = "-", str(line.seeds or "-"), "-"
+    for line, column in zip(plan.seeds, sized.columns, strict=True):
+        spread, seeds, words = "-", "-", line.words
+        if line.difference is not None and not words.startswith(number := f"{line.difference:.3g}"):
+            words = f"{number}, {words}"
         if line.std is not None:
-            spread = f"{line.std:.3g}"
-        if line.detectable is not None:
-            least = f"{line.detectable:.3g}"
-        rows.append((line.column, line.source, f"{line.difference:.3g}", spread, seeds, str(len(sized.seeds)), least))
-    say(console, text_table(rows, words=(0, 1)))
+            spread, seeds = f"{line.std:.3g}", str(line.seeds or "over 1,000,000")
+        least = table.detectable_cell(line.detectable or nan, column.unit).text or "-"
+        rows.append((line.column, line.source, words, spread, seeds, str(len(sized.seeds)), least))
+    say(console, text_table(rows, words=(0, 1, 2)))
 
 
 def print_cells(console: Console, sized: Sized) -> None:

@@ -212,6 +212,8 @@ def test_bench_makes_no_run_again_that_is_known(runs_folder, tmp_path, capsys, m
     assert (answer["done"], answer["skipped"]) == (1, 1)
     (grown,) = add([second], tmp_path / "kept")
     assert (grown.runs, grown.wanted, "n = 2" in capsys.readouterr().out) == (2, 2, True)
+    assert bench(str(suite), runs=second, jobs=1, seeds=1, known=known) == 0
+    assert len(read_manifests(second)[0][0].jobs) == 2  # what was run of further seeds stays
     # A results file in the folder of runs counts as well.
     third = tmp_path / "third"
     third.mkdir()
@@ -281,14 +283,21 @@ def test_a_seed_of_other_data_is_not_mixed_in(runs_folder, tmp_path, capsys):
 def test_a_report_names_runs_of_other_data_and_of_other_results(runs_folder, tmp_path):
     table4(runs_folder, seeds=(0, 1, 2))
     add([runs_folder.path], tmp_path / "kept")
-    data = {"name": "none", "fingerprint": "another"}
-    damaged(runs_folder, f"{1:012x}/record.json", results={"text": 0.1}, data=data)
+    damaged(runs_folder, f"{1:012x}/record.json", results={"text": 0.1})
     for order in ([runs_folder.path, tmp_path / "kept"], [tmp_path / "kept", runs_folder.path]):
-        assert "other results than the same run elsewhere" in seen(order)
-    assert "was measured on other data (fingerprint another)" in seen(runs_folder.path)
+        said = seen(order)
+        assert "other results than the same run elsewhere" in said.partition("Results that contradict each other")[2]
+        assert "Not readable" not in said
+        ((left,),) = (each.left_out for each in add(order, tmp_path / f"both {order[0].name}"))
+        assert "other results than the same run elsewhere" in left
     add([runs_folder.path], tmp_path / "changed")
     said = [str(each) for each in gather([tmp_path / "kept", tmp_path / "changed"]).problems]
     assert sum("other results" in each for each in said) == 1
+    damaged(runs_folder, f"{1:012x}/record.json", data={"name": "none", "fingerprint": "another"})
+    assert "was measured on other data (fingerprint another)" in seen(runs_folder.path)
+    (added,) = add([runs_folder.path], tmp_path / "of one data set")
+    assert "was measured on other data (fingerprint another)" in added.left_out[0]
+    assert added.runs == added.wanted - 1
 
 
 def test_data_that_follow_the_seed_are_no_strangers():

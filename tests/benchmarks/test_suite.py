@@ -14,7 +14,7 @@ from dipole.benchmarks.report import findings
 from dipole.benchmarks.report.charts import pictures
 from dipole.benchmarks.report.tables import beside_table
 from dipole.benchmarks.run.reference import START
-from dipole.benchmarks.run.terminal import reporter
+from dipole.benchmarks.run.terminal import print_plan, reporter
 from dipole.benchmarks.run.work import work_of
 from dipole.benchmarks.run_files import RunFiles
 from dipole.benchmarks.run_records import read_records
@@ -37,6 +37,7 @@ base = "plain"
 name = "linear"
 metric = "linear/accuracy"
 factor = 100
+unit = "%"
 [[columns]]
 name = "knn"
 metric = "knn/accuracy"
@@ -152,6 +153,10 @@ def test_plan_counts_and_learns_from_records(suite_file, runs_folder):
     # Two seeds are planned, whatever difference is asked for, and two tests are made: linear and knn of polarized.
     assert power(linear.detectable, linear.std, 2, 0.05 / 2) == pytest.approx(0.8)
     assert make_plan(sized, jobs, records, 2, 8.0).seeds[0].detectable == linear.detectable
+    results[0]["linear/accuracy"] = 0.1
+    records = recorded(runs_folder, jobs[:2], lambda job: {"results": results[job.config.seed]})
+    print_plan(console := Console(file=io.StringIO(), width=120), sized, make_plan(sized, jobs, records, 2, 1e-6))
+    assert [console.file.getvalue().count(text) for text in ("over 1,000,000", "none below 100")] == [1, 1]
 
 
 def test_a_plan_pairs_by_seed_as_the_report_does(suite_file, runs_folder):
@@ -191,8 +196,10 @@ def test_columns_of_the_same_runs_and_metric_are_one_test(runs_folder):
     assert findings.of_differences(twice) == findings.of_differences(once)
 
 
-@pytest.mark.parametrize(("metric", "spread"), [("diag/rank", 3.0), ("cost/wall_seconds", 5.0)])
-def test_the_plan_knows_the_spread_of_diagnostics_and_costs(suite_file, runs_folder, metric, spread):
+@pytest.mark.parametrize(
+    ("metric", "spread", "difference"), [("diag/rank", 3.0, 3.15), ("cost/wall_seconds", 5.0, 6.25)]
+)
+def test_the_plan_knows_the_spread_of_diagnostics_and_costs(suite_file, runs_folder, metric, spread, difference):
     suite_file.write_text(suite_file.read_text().replace('metric = "knn/accuracy"', f'metric = "{metric}"'))
     sized = read_suite(suite_file).at("small")
     ranks = [{"diagnostics": {"rank": 30.0 + 3 * seed}, "wall_seconds": 60.0 + 5 * seed} for seed in (0, 1)]
@@ -200,6 +207,7 @@ def test_the_plan_knows_the_spread_of_diagnostics_and_costs(suite_file, runs_fol
     (line,) = [line for line in make_plan(sized, sized.jobs(), records, 1, None).seeds if line.column == "knn"]
     assert {each.higher_is_better for each in sized.columns if each.name == "knn"} == {metric == "diag/rank"}
     assert line.std == pytest.approx(spread / 2**0.5)
+    assert line.difference == pytest.approx(difference)  # a tenth of the mean
 
 
 def test_estimates_prefer_the_nearest_earlier_run(suite_file, runs_folder):
