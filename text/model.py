@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dipole.core.train.finetuning import LoraTable, fine_tune
-from dipole.core.utils.backbone import NetworkSource, Weights, is_random, load
+from dipole.core.utils.backbone import NetworkSource, Weights, is_random, load, positions
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.freezing import Freeze, fix_unused
 from dipole.core.utils.modes import in_mode
@@ -29,13 +29,6 @@ from dipole.text.encoders.sentence_folder import with_modules
 from dipole.text.vocabulary import Tokens, expand, read_vectors, words_vocabulary
 
 LONG = 200  # tokens
-# Names of the most tokens in configurations of transformers.
-_LIMITS = (
-    "max_position_embeddings",
-    "max_seq_len",
-    "max_encoder_position_embeddings",
-    "max_decoder_position_embeddings",
-)
 
 
 def build_model(c: TextSettings, words: int, fixed: nn.Embedding | None) -> SentenceModel:
@@ -102,19 +95,6 @@ def positions_of(c: TextSettings) -> int | None:
         if c.transformer is None:
             return limit_of(small_transformer(1, c.hidden_size, c.layers, c.heads, c.pooling))
         return positions(load(NetworkSource(c.transformer, "text.transformer", c.weights), "input_ids").model)
-
-
-def positions(model: Any) -> int | None:
-    """Return the most tokens that a model of transformers can read, or None."""
-    found = [getattr(model.config, name, None) for name in _LIMITS]
-    for name, module in model.named_modules():
-        table = getattr(module, "weight", None)
-        if name.endswith("position_embeddings") and isinstance(table, Tensor):
-            found.append(len(table))
-            if (padding := getattr(module, "padding_idx", None)) is not None:
-                # RoBERTa and its kind count from the position after that of padding.
-                found.append(len(table) - (padding + 1))
-    return min((each for each in found if isinstance(each, int) and each > 0), default=None)
 
 
 def never_differs(model: SentenceModel, batch: TokenBatch) -> bool:

@@ -170,14 +170,7 @@ def _tokenizer(source: backbone.NetworkSource, config: Any) -> Any:
 
 def _limit(config: CaptionConfig, tokenizer: Any, model: nn.Module) -> int:
     """Return the largest number of tokens of a caption."""
-    known = []
-    if tokenizer.model_max_length < UNLIMITED:
-        known.append(tokenizer.model_max_length)
-    for name, part in model.named_modules():
-        if name.endswith(("position_embeddings", "position_embedding", "wpe")) and isinstance(part, nn.Embedding):
-            # If a position is padding (RoBERTa), tokens begin after it.
-            first = 0 if part.padding_idx is None else part.padding_idx + 1
-            known.append(part.num_embeddings - first)
+    known = [each for each in (tokenizer.model_max_length, backbone.positions(model)) if each and each < UNLIMITED]
     limit = min(known, default=512)
     if config.max_length is not None and known and config.max_length > limit:
         raise ConfigError(

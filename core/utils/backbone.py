@@ -210,6 +210,28 @@ def reads_images(folder: Path) -> bool:
     return False
 
 
+# Names of the most tokens in configurations of transformers.
+_LIMITS = (
+    "max_position_embeddings",
+    "max_seq_len",
+    "max_encoder_position_embeddings",
+    "max_decoder_position_embeddings",
+)
+
+
+def positions(model: Any) -> int | None:
+    """Return the most tokens that a model of transformers can read, or None."""
+    found = [getattr(model.config, name, None) for name in _LIMITS]
+    for name, module in model.named_modules():
+        table = getattr(module, "weight", None)
+        if name.endswith("position_embeddings") and isinstance(table, Tensor):
+            found.append(len(table))
+            if (padding := getattr(module, "padding_idx", None)) is not None:
+                # RoBERTa and its kind count from the position after that of padding.
+                found.append(len(table) - (padding + 1))
+    return min((each for each in found if isinstance(each, int) and each > 0), default=None)
+
+
 def is_random(model: nn.Module, run: Callable[[], Tensor]) -> bool:
     """Return whether a network in evaluation mode gives `run` two outputs for one input, as with a random mask.
 

@@ -28,10 +28,11 @@ def open_rgb(data: bytes, size: int | None = None) -> Image.Image:
 def as_rgb(image: Image.Image) -> Image.Image:
     """Convert an image to RGB with 8 bits a channel."""
     picture = eight_bits(image)
-    if image.format == "TIFF" and image.mode in ("RGB", "RGBX") and image.tag_v2.get(CHANNELS, 3) > 3:
+    channels = getattr(image, "tag_v2", {}).get(CHANNELS, 3)
+    if channels > 3 and image.mode in ("RGB", "RGBX"):
         warn(
-            f"only the first three of the {image.tag_v2[CHANNELS]} channels of a TIFF are read. To train on all, save "
-            "them as `images` uint8 (n, H, W, C) in an .npz"
+            f"only the first three of the {channels} channels of a TIFF are read. To train on all, save them as "
+            "`images` uint8 (n, H, W, C) in an .npz"
         )
     if picture.mode == "P" and "transparency" in picture.info:
         picture = picture.convert("RGBA")  # otherwise Pillow warns

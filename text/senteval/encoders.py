@@ -68,7 +68,8 @@ def _pooled_states(model: nn.Module, tokenizer: Any, pooling: Pooling) -> Encode
         )
     if pooling not in get_args(Pooling):
         raise OptionError(f"pooling must be one of {', '.join(get_args(Pooling))}, got {pooling!r}")
-    from dipole.text.model import is_first_token_blind, positions  # they need the packages of such models
+    from dipole.core.utils.backbone import positions
+    from dipole.text.model import is_first_token_blind  # it needs the packages of such models
 
     if getattr(config, "is_encoder_decoder", False):
         base = cast(Any, base).get_encoder()
