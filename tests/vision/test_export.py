@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 from collections import OrderedDict
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -145,19 +144,6 @@ def exported(adapter, to, tmp_path):
     return out
 
 
-def test_every_folder_has_a_card_that_the_hub_reads(tmp_path):
-    encoder = {"name": "resnet18", "stem": "imagenet"}
-    adapter = built(encoder, Path(), **colour(tmp_path), probe={"projection": "pca"})
-    for to in ("transformers", "timm", "detectron2", "picture"):
-        card = ModelCard.load(exported(adapter, to, tmp_path / to) / "README.md")
-        assert card.data.license == "unknown"
-        assert "dipole" in card.data.tags
-        (result,) = card.data.eval_results
-        assert (result.metric_name, result.metric_value) == ("linear/accuracy", 0.5)
-        assert "0.1 x `dp`" in card.text
-        assert adapter.data_info()["fingerprint"] in card.text
-
-
 NETWORKS = {"resnet18": ((2, 2, 2, 2), False), "resnet50": ((3, 4, 6, 3), True)}
 """Depths of the stages of torchvision's ResNets, and whether they have bottlenecks, from their published code."""
 
@@ -240,16 +226,24 @@ def test_timm_and_detectron2_find_their_names_shapes_and_features(name, tmp_path
         torch.testing.assert_close(network((255 * images - mean) / std), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_a_run_of_blocks_is_exported_in_every_format(tmp_path):
+def test_a_run_of_blocks_is_exported_in_every_format_with_a_card_that_the_hub_reads(tmp_path):
     """CACR Table 5's supervised row is a ResNet trained on blocks."""
     settings = ["encoder.name=resnet18", "encoder.stem=imagenet", "probe.probes=['knn']", "probe.baselines=false"]
     settings += ["probe.projection=pca", *(f"data.{key}={file}" for key, file in colour_file(tmp_path, 16, 40).items())]
-    settings = [f"vision.{each}" for each in settings] + ["objective=cross_entropy(classes=4)"]
+    settings = [f"vision.{each}" for each in settings] + ["objective=cross_entropy(classes=4) + 0.1*dp"]
     settings += ["train.batch_size=9", "train.epochs=", "train.steps=1"]
     run = commanded("digits-blocks", tmp_path / "runs", *settings)
-    for to, file in (("transformers", "model.safetensors"), ("detectron2", "backbone.pkl"), ("picture", "query.png")):
+    record = json.loads((run / "record.json").read_text())
+    formats = {"transformers": "model.safetensors", "timm": "model.safetensors", "detectron2": "backbone.pkl"}
+    for to, file in (formats | {"picture": "query.png"}).items():
         assert main(["export", str(run), "--to", to, "--out", str(tmp_path / to)]) == 0
         assert (tmp_path / to / file).stat().st_size > 1000
+        card = ModelCard.load(tmp_path / to / "README.md")
+        assert (card.data.license, "dipole" in card.data.tags) == ("unknown", True)
+        values = {result.metric_name: result.metric_value for result in card.data.eval_results}
+        assert values["knn/accuracy"] == pytest.approx(record["results"]["knn/accuracy"])
+        assert "0.1 x `dp`" in card.text
+        assert record["data"]["fingerprint"] in card.text
     loaded = DipoleVisionModel.from_pretrained(tmp_path / "transformers").eval()
     assert loaded(torch.rand(2, 3, 16, 16)).pooler_output.shape == (2, 512)
 
