@@ -9,8 +9,7 @@ import json
 import lzma
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -348,7 +347,7 @@ def parquet_rows(file: Path, asker: Asker) -> Iterator[Any]:
     load_dataset = asker.package("datasets").load_dataset
     try:
         if asker.package("pyarrow.parquet").read_metadata(file).num_rows:
-            yield from _as_stored(load_dataset("parquet", data_files=str(file), split="train", streaming=True))
+            yield from as_stored(load_dataset("parquet", data_files=str(file), split="train", streaming=True))
     except Exception as error:  # pyarrow and datasets have no common base
         why = str(error).splitlines()[0].rstrip(".")
         raise DataError(
@@ -360,11 +359,11 @@ def hub_rows(name: str, split: str, asker: Asker) -> Any:
     """Stream a data set of the Hub, NAME or NAME:SUBSET."""
     load_dataset = asker.package("datasets").load_dataset
     name, _, subset = name.partition(":")
-    with _opening(f"{name!r} (split {split!r})"):
-        return _as_stored(load_dataset(name, subset or None, split=split, streaming=True))
+    shown = f"{name!r} (split {split!r})"
+    return _opened(shown, lambda: as_stored(load_dataset(name, subset or None, split=split, streaming=True)))
 
 
-def _as_stored(table: Any) -> Any:
+def as_stored(table: Any) -> Any:
     """Leave the images of a table of `datasets` encoded: each cell is a dictionary of bytes and path."""
     from datasets import Image
 
@@ -380,32 +379,35 @@ def hub_version(name: str, asker: Asker) -> str:
     if Path(name).exists():
         return content_of(sorted(file for file in Path(name).rglob("*") if file.is_file()) or [Path(name)])
     builder = asker.package("datasets").load_dataset_builder
-    with _opening(repr(name)):
-        return str(builder(name, subset or None).cache_dir)
+    return str(_opened(repr(name), lambda: builder(name, subset or None)).cache_dir)
 
 
-@contextmanager
-def _opening(shown: str) -> Iterator[None]:
+def _opened(shown: str, load: Callable[[], Any]) -> Any:
+    failure = f"the data set {shown} cannot be opened from the Hugging Face Hub: {{error}}. Without a network, give a"
+    return loaded(f"{failure} local file or folder.", load)
+
+
+def loaded(failure: str, load: Callable[[], Any]) -> Any:
+    """Return what `load` returns. Errors become DataErrors: {error} and {kind} in `failure` are their text and type."""
     try:
         with without_retry_messages():
-            yield
-    except Exception as error:  # the datasets library and the network raise many kinds
-        raise DataError(
-            f"the data set {shown} cannot be opened from the Hugging Face Hub: "
-            f"{(str(error) or type(error).__name__).splitlines()[0]}. Without a network, give a local file or folder."
-        ) from error
+            return load()
+    except DataError:
+        raise
+    except Exception as error:  # `datasets` and the network raise many types
+        cause = error
+        if type(error).__name__.startswith("DatasetGeneration") and isinstance(error.__cause__, Exception):
+            cause = error.__cause__
+        told = (str(cause) or type(cause).__name__).splitlines()[0][:300].rstrip(".")
+        raise DataError(failure.replace("{kind}", type(error).__name__).replace("{error}", told)) from error
 
 
 def _saved(folder: Path, split: str, asker: Asker) -> Any:
     """Read a folder of `save_to_disk`: one set, or a split of several."""
-    try:
-        found: Any = asker.package("datasets").load_from_disk(str(folder)).with_format(None)
-    except DataError:
-        raise
-    except Exception as error:  # pyarrow and datasets have no common base
-        raise DataError(f"{folder} is not a readable data set: {str(error).splitlines()[0]}") from error
+    load = asker.package("datasets").load_from_disk
+    found = loaded(f"{folder} is not a readable data set: {{error}}", lambda: load(str(folder)).with_format(None))
     if not isinstance(found, dict):
-        return _as_stored(found)
+        return as_stored(found)
     if split not in found:
         raise DataError(f"{folder} has no split {split!r}; it has {', '.join(found)}. Say {asker.split}.")
-    return _as_stored(found[split])
+    return as_stored(found[split])

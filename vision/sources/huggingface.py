@@ -8,8 +8,7 @@ from torch import Tensor
 
 from dipole.core.train.data_sets import how_to_get
 from dipole.core.utils.errors import DataError
-from dipole.core.utils.hub import without_retry_messages
-from dipole.core.utils.rows import is_saved
+from dipole.core.utils.rows import as_stored, is_saved, loaded
 from dipole.core.utils.text import warn
 from dipole.vision.decoding import file_bytes
 from dipole.vision.image_set import ImageSet
@@ -41,21 +40,6 @@ def hub_name(source: str) -> str:
 def is_hub_id(source: str, path: Path) -> bool:
     is_id = source in IDS or (source.count("/") == 1 and not path.is_absolute() and not source.startswith("."))
     return source.startswith(HUB) or (is_id and not path.exists())
-
-
-def loaded(failure: str, load: Callable[[], Any]) -> Any:
-    """Return what `load` returns. Errors become DataErrors: {error} and {kind} in `failure` are their text and type."""
-    try:
-        with without_retry_messages():
-            return load()
-    except DataError:
-        raise
-    except Exception as error:  # `datasets` raises many types
-        cause = error
-        if type(error).__name__.startswith("DatasetGeneration") and isinstance(error.__cause__, Exception):
-            cause = error.__cause__
-        told = str(cause)[:300].rstrip(".")
-        raise DataError(failure.replace("{kind}", type(error).__name__).replace("{error}", told)) from error
 
 
 @register_source("a Hub id owner/name or hub:NAME", names=tuple(IDS), matches=is_hub_id, general=True, known=SIZES)
@@ -220,19 +204,9 @@ def image_bytes(cell: Any, read: Callable[[str], bytes]) -> bytes:
         raise ValueError(f"its file {path} is missing or unreadable. Store the bytes in the table") from error
 
 
-def images_of(name: str, table: Any, wanted: str | None) -> tuple[Any, str]:
-    """Return a table of `datasets` with images as bytes or paths, and their column."""
-    from datasets import Image as ImageFeature
-
-    column = image_column(name, table.features, wanted)
-    if isinstance(table.features[column], ImageFeature):
-        table = table.cast_column(column, ImageFeature(decode=False))
-    return table, column
-
-
 def from_table(name: str, table: Any, options: Decoding, wanted: Classes) -> ImageSet:
     """Read a `datasets` table with a column of images."""
-    table, column = images_of(name, table, options.image_column)
+    table, column = as_stored(table), image_column(name, table.features, options.image_column)
     labels, names, _ = read_labels(name, table.features, lambda key: table[key], options.label_column)
     if wanted is not None and labels is not None:
         rows, labels = wanted_rows(name, labels, names, wanted)

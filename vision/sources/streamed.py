@@ -14,10 +14,11 @@ from torch import Tensor
 
 from dipole.core.utils.cache import kept_json
 from dipole.core.utils.errors import DataError
+from dipole.core.utils.rows import as_stored, loaded
 from dipole.vision.decoding import Stream
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import HUB, SHARDS, Classes, Decoding, Source, by_split
-from dipole.vision.sources.huggingface import hub_name, image_bytes, images_of, loaded, read_labels, tables_in
+from dipole.vision.sources.huggingface import hub_name, image_bytes, image_column, read_labels, tables_in
 from dipole.vision.sources.images import decode_all, select
 from dipole.vision.sources.labels import plain_label
 
@@ -69,7 +70,7 @@ def _stream(name: str, builder: Any, split: str, options: Decoding) -> ImageSet:
     table: Any = builder.as_streaming_dataset(split=split)
     if table.features is None:
         table = table._resolve_features()
-    table, image = images_of(name, table, options.image_column)
+    table, image = as_stored(table), image_column(name, table.features, options.image_column)
     shards, counts = 1, [options.length or 0]
     labels: Tensor | None = None
     names: tuple[str, ...] = ()
