@@ -119,7 +119,7 @@ class RunRecord(Part):
     """One run. Fields are only added, with a default."""
 
     schema_version: Literal[1] = Field(default=1, description="of this record")
-    hash: str = Field(description="of what determines the result; the run's folder has its name")
+    hash: str = Field(description="of what determines the result, and the name of the run's folder")
     name: str = Field(description="the recipe's name")
     domain: str = Field(description="the recipe's domain")
     objective: str = Field(description="its text, or none")
@@ -130,7 +130,7 @@ class RunRecord(Part):
     updated: str = Field(description="when this was written, ISO 8601")
     config: dict[str, Any] = Field(description="the complete configuration")
     identity: dict[str, Any] | None = Field(
-        default=None, description="what of the configuration determines the result; its hash names the run"
+        default=None, description="what of the configuration determines the result. Its hash names the run"
     )
     versions: dict[str, str] = Field(description="of packages, by name")
     hardware: Hardware = Field(description="where it was computed")
@@ -140,7 +140,7 @@ class RunRecord(Part):
     negatives_per_anchor: Number = Field(default=None, description="the mean, in the first batch")
     notes: list[str] = Field(
         default_factory=list,
-        description="terms that were 0 at every step, and why; what became of a term; terms that dominate; a collapse",
+        description="terms that were 0 at every step, and why. What became of a term, terms that dominate, a collapse",
     )
     steps: Count = Field(default=0, description="steps done")
     epochs: float = Field(default=0.0, description="passes through the data done")
@@ -152,7 +152,7 @@ class RunRecord(Part):
     peak_device_bytes: Count | None = Field(default=None, description="largest memory allocated on the GPU")
     evaluated_on: Literal["test", "validation"] = Field(default="test", description="the part that results are of")
     curves_on: Literal["test", "validation"] | None = Field(
-        default=None, description="the part that eval/... and diag/... of metrics.jsonl are of; none: as evaluated_on"
+        default=None, description="the part that eval/... and diag/... of metrics.jsonl are of. None: as evaluated_on"
     )
     results: dict[str, Number] = Field(default_factory=dict, description="evaluation at the end of training")
     chosen: dict[str, Any] | None = Field(

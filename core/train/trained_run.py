@@ -99,8 +99,8 @@ def evaluate_run(
             raise
         keys = ", ".join(f"{record.domain}.{key}" for key in sorted(adapter.data_fields))
         raise DataError(
-            f"{error} The model itself is whole (`dipole embed` and `dipole export` need no data), but its evaluation "
-            f"needs these; where they have moved, say so: dipole eval {folder.path} --set KEY=PATH, of {keys}."
+            f"{error} The model itself is complete (`dipole embed` and `dipole export` need no data), but its "
+            f"evaluation needs these. If they moved, say so: dipole eval {folder.path} --set KEY=PATH, of {keys}."
         ) from error
     if settings and not same_data(adapter, record):
         return record, found

@@ -2,7 +2,7 @@
 
     python docs/generate/render.py [--check]
 
-Without --check the pages are written. With it, the program exits with 1 if a page differs; `make lint` runs this check.
+Without --check the pages are written. With it, the program exits with 1 if a page differs. `make lint` runs this check.
 A template contains places such as `{{ cross-domain: hcl @ pydoc: next sentence in ten }}`:
 
     SUITE: ROW @ COLUMN             difference from the row's baseline, 95 % interval, p (Holm, over the suite)
@@ -18,11 +18,11 @@ A template contains places such as `{{ cross-domain: hcl @ pydoc: next sentence 
     all: decided                    the same count over all committed results
     polarization DOMAIN: KEY        gain of a setting over InfoNCE, p (Holm, over the domain's settings)
     polarization DOMAIN: KEY - KEY  difference of two settings' gains, p of this test alone
-    polarization DOMAIN: mean KEY   value after training, mean over seeds; of `untrained`, before
+    polarization DOMAIN: mean KEY   value after training, mean over seeds. Of `untrained`, before
     polarization DOMAIN: pull KEY   gradient of lambda R over that of InfoNCE at the first step, mean over seeds
     polarization DOMAIN: decided    how many of its comparisons with InfoNCE are significant (Holm)
     table: NAME                     a table of `evidence.TABLES`
-    install: EXTRA, EXTRA           shell lines that install dipole with these extras from a checkout; `none`: without
+    install: EXTRA, EXTRA           shell lines that install dipole with these extras from a checkout. `none`: without
     install: extras                 the table of all extras
 """
 
@@ -209,7 +209,7 @@ def _shown(test: PairedTest, p: str, unit: str = "") -> str:
 
 
 def _p(value: float) -> str:
-    """Two digits; what is near the level as many as show on which side it is."""
+    """Return two digits, or three near the level, which show on which side it is."""
     return f"{value:.3g}" if 0.04 < value < 0.06 else f"{value:.2g}"
 
 

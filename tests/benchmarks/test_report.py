@@ -1,4 +1,4 @@
-"""Collection, results, ranking and the tables of a report, against numbers computed by hand."""
+"""Collection, results, ranking and the tables of a report, against numbers worked out separately."""
 
 import csv
 import io

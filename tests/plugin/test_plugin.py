@@ -87,7 +87,7 @@ def test_an_installed_package_adds_a_domain_with_its_recipe(answers):
     runs, told = answers
     listed, recipes, shown, table, doctor, trained, wrong = (told[command] for command in COMMANDS[4:11])
     (domain,) = [each for each in json.loads(listed[1])["domains"] if each["name"] == "rings"]
-    said = "points on two rings, told apart by their radius"
+    said = "points on two rings, classified by their radius"
     assert (domain["summary"], domain["package"]) == (said, "dipole-example")
     (recipe,) = [each for each in json.loads(recipes[1])["recipes"] if each["name"] == "two-rings"]
     assert (recipe["domain"], recipe["summary"]) == ("rings", "Points on two rings")

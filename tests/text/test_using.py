@@ -1,4 +1,4 @@
-"""A trained text model without its corpus: the folder of a run is whole, and so is what is written from it."""
+"""A trained text model without its corpus: the folder of a run is self-contained, and so is what is written from it."""
 
 import gzip
 import json
@@ -121,7 +121,7 @@ def test_what_evaluation_needs_is_said_and_can_be_given(tmp_path):
     corpus = tmp_path / "there" / "corpus.jsonl"
     content = corpus.read_text()
     corpus.unlink()
-    with pytest.raises(DataError, match=r"(?s)corpus.jsonl.*model itself is whole.*--set KEY=PATH.*text\.corpus"):
+    with pytest.raises(DataError, match=r"(?s)corpus.jsonl.*model itself is complete.*--set KEY=PATH.*text\.corpus"):
         evaluate_run(RunFolder(run), "cpu")
     other = tmp_path / "other.jsonl"
     other.write_text(content)

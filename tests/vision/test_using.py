@@ -79,7 +79,7 @@ def test_a_run_folder_needs_nothing_beside_itself(tmp_path, method):
         assert main(["export", str(moved), "--to", "transformers", "--out", str(tmp_path / "out")]) == 0
         found = open_folder(tmp_path / "out", CPU, None).vectors(list(images))
         torch.testing.assert_close(found, features, atol=1e-6, rtol=1e-5)
-    refused(DataError, r"(?s)model itself is whole.*vision\.data", evaluate_run, RunFolder(moved), "cpu")
+    refused(DataError, r"(?s)model itself is complete.*vision\.data", evaluate_run, RunFolder(moved), "cpu")
     record, found = evaluate_run(RunFolder(moved), "cpu", [f"vision.data.source={data}"])
     assert record.evaluations[-1].agrees
     assert found.results == results  # baselines of the untrained network included

@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
         "--labels",
         type=int,
         metavar="CLASSES",
-        help="number of classes; calls loss(z, labels), or loss(a, b, labels) if it takes three arguments",
+        help="number of classes, for loss(z, labels), or loss(a, b, labels) if it takes three arguments",
     )
     parser.add_argument(
         "--scores", action="store_true", help="call loss(a, b, scores), a score in [0, 1] for each pair"
@@ -57,7 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
         "--ranks",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="compare two processes with one; takes some seconds to start (default: yes)",
+        help="compare two processes with one, which takes some seconds to start (default: yes)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON list")
 

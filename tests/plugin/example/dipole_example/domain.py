@@ -4,7 +4,7 @@ from dipole import Domain
 
 RINGS = Domain(
     name="rings",
-    summary="points on two rings, told apart by their radius",
+    summary="points on two rings, classified by their radius",
     adapter="dipole_example.rings:RingsAdapter",
     probes={"arithmetic": "dipole_example.domain:probe"},
 )
