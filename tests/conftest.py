@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each worker and each process of a test compiles everything
+gc.disable()  # until the first test, as what imports and the collection of tests make stays
 os.environ.pop("COLUMNS", None)  # of pytest-xdist: with it messages are wrapped in pipes too
 
 # How fast examples are drawn and run says how busy a machine is, not whether the code is right.
@@ -37,6 +38,7 @@ def small_heap() -> None:
     """Spare the garbage collector what imports made: half a million objects, in every full collection."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

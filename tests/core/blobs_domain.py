@@ -128,8 +128,7 @@ if __name__ == "__main__":
 
     add_domain(blobs_domain.BLOBS)
     if "BLOBS_SECONDS" in os.environ:
-        pause = float(os.environ["BLOBS_SECONDS"])
-        blobs_domain.BlobsAdapter.on_batch = staticmethod(lambda index: time.sleep(pause))
+        blobs_domain.BlobsAdapter.on_batch = staticmethod(lambda index: time.sleep(float(os.environ["BLOBS_SECONDS"])))
     for line in os.environ.get("BLOBS_FIRST", "").splitlines():
         print(main(line.split()), flush=True)
     sys.exit(main())

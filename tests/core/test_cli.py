@@ -180,7 +180,7 @@ def test_killed_and_interrupted_processes_continue(blobs, tmp_path):
     def logged() -> int:
         return sum(len(read_metrics(path)) for path in (tmp_path / "parts").glob("*/metrics.jsonl"))
 
-    start = partial(Python, "-m", "blobs_domain", *common, "parts", cwd=tmp_path, BLOBS_SECONDS="0.05")
+    start = partial(Python, "-m", "blobs_domain", *common, "parts", cwd=tmp_path, BLOBS_SECONDS="0.04")
     process = start()
     wait_for(lambda: logged() >= 6, process)
     process.process.kill()

@@ -229,19 +229,26 @@ def test_an_error_keeps_its_exit_code_without_stdout(target, buffered, tmp_path)
 
 
 @needs_shell
-@pytest.mark.parametrize("targets", [
-    ["<&- 2>/dev/full", "2>&1 >&- | true"],  # the second finds the run of the first
-    *(pytest.param([each], marks=pytest.mark.slow) for each in ("2>&-", "2>&1 >&- | true")),
-])  # fmt: skip
-def test_training_finishes_without_a_working_stream(targets, blobs, tmp_path):
-    for target in targets:
-        found = shell(f"dipole train {blobs} {target}", tmp_path, program=shlex.quote(str(HERE / "blobs_domain.py")))
-        (folder,) = (tmp_path / "runs").iterdir()
-        assert read_record(folder / "record.json").status == "done"  # with the result that cannot be printed
-        lost = ">&- |" in target
-        assert found.returncode == int(lost)
-        assert ("objective  infonce" in found.stdout) is not lost
-        assert "Traceback" not in found.stderr + found.stdout
+@pytest.mark.slow  # as the next
+@pytest.mark.parametrize("target", ["<&- 2>/dev/full", "2>&-", "2>&1 >&- | true"])
+def test_training_finishes_without_a_working_stream(target, blobs, tmp_path):
+    found = shell(f"dipole train {blobs} {target}", tmp_path, program=shlex.quote(str(HERE / "blobs_domain.py")))
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert read_record(folder / "record.json").status == "done"  # with the result that cannot be printed
+    lost = ">&- |" in target
+    assert found.returncode == int(lost)
+    assert ("objective  infonce" in found.stdout) is not lost
+    assert "Traceback" not in found.stderr + found.stdout
+
+
+@needs_shell
+def test_training_finishes_without_streams(blobs, monkeypatch):
+    with open("/dev/full", "w") as full, monkeypatch.context() as patch:
+        for name, stream in (("stdin", None), ("stdout", None), ("stderr", full)):
+            patch.setattr(sys, name, stream)
+        codes = [main(["train", str(blobs), *more]) for more in ([], ["--quiet"])]  # the second finds the run
+        full.flush()
+    assert (codes, read_record(next(Path("runs").glob("*/record.json"))).status) == ([1, 1], "done")
 
 
 @needs_shell

@@ -130,12 +130,12 @@ LAYOUTS = {
 
 
 def ways_of(name, number, every):
-    """Both ways to pass the rows of a layout, or on every third layout one of them."""
+    """Both ways to pass the rows of a layout, or on every fourth layout one of them."""
     if name == "duplicates":  # indices into the batch are for constructors
         return ["by hand"]
     if every:
         return ["embedded", "by hand"]
-    return [] if number % 3 else [["embedded", "by hand"][number // 3 % 2]]
+    return [] if number % 4 else [["embedded", "by hand"][number // 4 % 2]]
 
 
 def outcome_of(spec, given, weight):

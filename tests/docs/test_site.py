@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,11 @@ from tests.benchmarks.test_browser import BROWSER, DRIVER, MISSING, Chromium
 from tests.systems import links
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.slow  # `make docs` builds the site as well
-pytest.importorskip("mkdocs")
-pytest.importorskip("material")
-pytest.importorskip("mkdocstrings_handlers.python")
-pytest.importorskip("mike")
-pytest.importorskip("jupytext")
-pytest.importorskip("stable_baselines3")
+NEEDED = ("mkdocs", "material", "mkdocstrings_handlers", "mike", "jupytext", "stable_baselines3")
+pytestmark = [
+    pytest.mark.slow,  # `make docs` builds the site as well
+    pytest.mark.skipif(not all(map(find_spec, NEEDED)), reason="needs what builds the site"),
+]
 
 
 def build(folder: Path, config: Path = ROOT / "mkdocs.yml") -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,6 @@ import pyarrow
 import pytest
 import regex
 import torch
-from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
 
 from dipole.core.utils.errors import DataError
 from dipole.text import corpus as reading
@@ -53,9 +52,11 @@ def test_text_is_split_into_sentences_and_topics():
 
 
 def test_sentences_equal_punkt():
-    parameters = PunktParameters()
+    from nltk.tokenize import punkt as nltk
+
+    parameters = nltk.PunktParameters()
     parameters.abbrev_types = set(splitting.ABBREVIATIONS.split())
-    punkt = PunktSentenceTokenizer(parameters)
+    punkt = nltk.PunktSentenceTokenizer(parameters)
     parts = ["Mr", "word", "It", "U.S", "e.g", "Yes", "end", "3", "x-Dr", "it's", "\u00e9t\u00e9", "At"]
     parts += [*"...!?", " ", " "]
     parts += [". ", "! ", "? ", ".. ", "... ", '"', "'", "(", ")", "\u201d", " -- ", ",", ";", ": ", ". . . ", "[1"]
