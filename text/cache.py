@@ -94,7 +94,8 @@ def version_of(source: str) -> str:
     try:
         return hub_version(name, READER)
     except DataError as error:
-        raise DataError(f"{error}{how_to_get(name.partition(':')[0].rpartition('/')[2])}") from error
+        get = how_to_get(name.partition(":")[0].rpartition("/")[2])
+        raise DataError(f"{str(error).removesuffix('.')}: --set text.corpus=PATH.{get}") from error
 
 
 def _content(config: TextSettings) -> list[str]:
