@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
-from dipole.core.utils.errors import PairsError
+from dipole.core.utils.errors import PairsError, nearest
 from dipole.core.utils.text import counted, shortened
 
 
@@ -123,7 +123,8 @@ def check_choice(name: str, value: Any, *allowed: str) -> None:
     """Raise PairsError if a value is none of the words."""
     if not isinstance(value, str) or value not in allowed:
         *first, last = map(repr, allowed)
-        raise PairsError(f"{name} must be {', '.join(first)} or {last}, got {_shown(value)}.")
+        hint = nearest(str(value)[:80], allowed)
+        raise PairsError(f"{name} must be {', '.join(first)} or {last}, got {_shown(value)}.{hint}")
 
 
 def check_flag(name: str, value: Any) -> None:

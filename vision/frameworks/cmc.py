@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from dipole.core.objectives.checks import check_choice
 from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.spec import check_whole
@@ -21,7 +22,7 @@ from dipole.core.utils.transfer import constant, generator
 from dipole.vision.encoders import Encoder
 from dipole.vision.frameworks.base import AnyObjective, AnyPairs, Batch, Draw, Framework, embedded, register_framework
 from dipole.vision.frameworks.branch import Branch, Setup, check_built, make_branch
-from dipole.vision.frameworks.queue import Fresh, check_literal, check_momentum
+from dipole.vision.frameworks.queue import Fresh, check_momentum
 from dipole.vision.image_ops import centre
 from dipole.vision.image_set import ImageSet
 from dipole.vision.settings import VisionSettings
@@ -127,7 +128,7 @@ class CMC(Framework):
     ) -> None:
         super().__init__(objective)
         check_momentum(momentum)
-        check_literal("directions", directions, Directions)
+        check_choice("directions", directions, *get_args(Directions))
         if colour is None:
             backbone, colour = with_channels(backbone, 1), with_channels(backbone, 2)
         if head is not None and colour_head is None:

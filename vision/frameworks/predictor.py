@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from dipole.core.objectives.checks import check_choice
 from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.spec import check_whole
 from dipole.core.train.config import Settings
@@ -21,7 +22,7 @@ from dipole.vision.encoders.base import Norm, mlp
 from dipole.vision.frameworks.base import AnyObjective, AnyPairs, Batch, Draw, OneBranch, embedded, register_framework
 from dipole.vision.frameworks.branch import Setup, check_module, placed_like
 from dipole.vision.frameworks.moco import every_view_in_turn
-from dipole.vision.frameworks.queue import Fresh, Queue, check_literal, check_momentum, cosine_schedule, momentum_update
+from dipole.vision.frameworks.queue import Fresh, Queue, check_momentum, cosine_schedule, momentum_update
 from dipole.vision.heads import Prediction, prediction_head
 from dipole.vision.settings import VisionSettings
 
@@ -174,7 +175,7 @@ class Following(Predicting):
     ) -> None:
         super().__init__(backbone, objective, head, predictor)
         check_momentum(momentum)
-        check_literal("momentum_schedule", momentum_schedule, Schedule)
+        check_choice("momentum_schedule", momentum_schedule, *get_args(Schedule))
         if steps is not None:
             check_whole("steps", steps)
         self.target = copy.deepcopy(self.branch).requires_grad_(False)

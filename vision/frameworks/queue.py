@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, get_args
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from dipole.core.objectives.checks import shape_of
 from dipole.core.objectives.spec import check_whole
 from dipole.core.train.schedule import SHAPES
 from dipole.core.utils.distributed import gather_rows, row_counts, world_size
-from dipole.core.utils.errors import OptionError, PairsError, nearest
+from dipole.core.utils.errors import OptionError, PairsError
 
 
 class Queue(nn.Module):
@@ -139,15 +139,6 @@ def check_momentum(momentum: float) -> None:
     """Raise OptionError unless a momentum is in [0, 1]."""
     if not 0 <= momentum <= 1:
         raise OptionError(f"momentum must be in [0, 1], got {momentum!r}.")
-
-
-def check_literal(name: str, value: Any, choices: Any) -> None:
-    """Raise OptionError unless an argument is one of the values of a `Literal`."""
-    allowed = get_args(choices)
-    if value not in allowed:
-        raise OptionError(
-            f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}.{nearest(str(value), allowed)}"
-        )
 
 
 def cosine_schedule(step: float, total: float, start: float, end: float) -> float:

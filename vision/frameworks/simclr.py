@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from dipole.core.objectives.checks import check_choice
 from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pair_data import ViewNegatives
 from dipole.core.objectives.pairs import Pairs
@@ -20,7 +21,6 @@ from dipole.core.utils.text import counted
 from dipole.core.utils.transfer import generator
 from dipole.vision.frameworks.base import AnyObjective, AnyPairs, Batch, Draw, OneBranch, embedded, register_framework
 from dipole.vision.frameworks.branch import Setup, in_passes
-from dipole.vision.frameworks.queue import check_literal
 from dipole.vision.image_set import ImageSet, Order
 from dipole.vision.pairs.base import class_order
 from dipole.vision.settings import VisionSettings
@@ -77,7 +77,7 @@ class SimCLR(OneBranch):
         super().__init__(backbone, objective, head)
         if negatives is not None:
             check_whole("negatives", negatives)
-        check_literal("repel", repel, Repel)
+        check_choice("repel", repel, *get_args(Repel))
         self.negatives = negatives
         self.repel: Repel = repel
 
