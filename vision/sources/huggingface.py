@@ -8,13 +8,13 @@ from torch import Tensor
 
 from dipole.core.train.data_sets import how_to_get
 from dipole.core.utils.errors import DataError
-from dipole.core.utils.rows import as_stored, is_saved, loaded
+from dipole.core.utils.rows import as_stored, is_saved, loaded, require_columns
 from dipole.core.utils.text import warn
 from dipole.vision.decoding import file_bytes
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import HUB, LFS, Classes, Decoding, Known, Source, by_split, register_source
 from dipole.vision.sources.images import decode_all, wanted_rows
-from dipole.vision.sources.labels import check_column, labels_of
+from dipole.vision.sources.labels import labels_of
 from dipole.vision.sources.metadata import METADATA
 
 SETTING = "vision.data.image_column (--column of `dipole embed`)"
@@ -119,7 +119,7 @@ def parquet(source: str, options: Decoding, wanted: Classes) -> Source:
 def image_column(name: str, features: Mapping[str, Any], wanted: str | None) -> str:
     """Return the column of images: `wanted`, else one of `IMAGES`, else the first. Raise DataError if there is none."""
     if wanted is not None:
-        check_column(name, list(features), wanted, "image_column")
+        require_columns(dict(features), [wanted], name, f" Set {SETTING}.")
         if problem := _no_images(wanted, features[wanted]):
             raise DataError(f"{name}: {problem}")
         return wanted

@@ -9,7 +9,8 @@ from unicodedata import normalize
 import torch
 from torch import Tensor
 
-from dipole.core.utils.errors import DataError, nearest
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.rows import require_columns
 from dipole.core.utils.text import warn
 
 LABELS = ("label", "fine_label", "labels", "class", "cls", "target", "y")
@@ -94,7 +95,7 @@ def labels_of(
     known = [key for name in LABELS for key in columns if key.strip().lower() == name]
     candidates = list(dict.fromkeys([*known, *others]))
     if wanted is not None:
-        check_column(name, columns, wanted, "label_column")
+        require_columns(dict.fromkeys(columns), [wanted], name, " Set vision.data.label_column.")
         candidates = [wanted]
     for column in candidates:
         try:
@@ -110,12 +111,3 @@ def labels_of(
         if labels is not None:
             return labels, names, column
     return None, (), None
-
-
-def check_column(name: str, columns: Sequence[str], wanted: str, setting: str) -> None:
-    """Raise DataError if a table has no such column."""
-    if wanted not in columns:
-        raise DataError(
-            f"{name} has no column {wanted!r}.{nearest(wanted, columns)} Its columns are {', '.join(columns)}. Set "
-            f"vision.data.{setting}."
-        )
