@@ -63,32 +63,27 @@ class ImageEmbedder(Embedder):
             raise OptionError(f"--column {column}: image files have no columns.")
 
         def rows() -> Iterator[tuple[str, Tensor]]:
-            for name, found in self._decoded(images):
-                if isinstance(found, Tensor):
-                    yield name, found
-                elif self.on_corrupt == "skip":
-                    self.skipped.append(f"{name} ({found})")
-                else:
-                    fix = "Repair it, take it out, or add --on-corrupt skip"
-                    if where / name == path:
-                        fix = f"Give an image that can be read, or {described()}"
-                    raise DataError(f"{where / name} cannot be decoded ({found}). {fix}.")
+            with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+                while some := list(islice(images, AT_ONCE)):
+                    for (name, _), found in zip(some, pool.map(self._decode, some), strict=True):
+                        if isinstance(found, Tensor):
+                            yield name, found
+                        elif self.on_corrupt == "skip":
+                            self.skipped.append(f"{name} ({found})")
+                        else:
+                            fix = "Repair it, take it out, or add --on-corrupt skip"
+                            if where / name == path:
+                                fix = f"Give an image that can be read, or {described()}"
+                            raise DataError(f"{where / name} cannot be decoded ({found}). {fix}.")
 
         return Inputs("path", rows(), total)
 
-    def _decoded(self, images: Named) -> Iterator[tuple[str, Tensor | str]]:
-        """Decode images in parallel. Yield the reason in place of one that cannot be decoded."""
-
-        def decoded(image: tuple[str, Callable[[], bytes] | Tensor]) -> Tensor | str:
-            name, read = image
-            if isinstance(read, Tensor):
-                return fit_channels(name, read, self.channels)
-            return attempt(read, lambda data: fit_channels(name, view_of(data, self.decoded, self.size), self.channels))
-
-        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            while some := list(islice(images, AT_ONCE)):
-                for (name, _), found in zip(some, pool.map(decoded, some), strict=True):
-                    yield name, found
+    def _decode(self, image: tuple[str, Callable[[], bytes] | Tensor]) -> Tensor | str:
+        """Return an image for the model, or the reason why it cannot be decoded."""
+        name, read = image
+        if isinstance(read, Tensor):
+            return fit_channels(name, read, self.channels)
+        return attempt(read, lambda data: fit_channels(name, view_of(data, self.decoded, self.size), self.channels))
 
     def vectors(self, rows: list[Any]) -> Tensor:
         places: dict[torch.Size, list[int]] = {}  # images of one size go together

@@ -214,6 +214,9 @@ def test_tables_of_image_files_are_read(run, tmp_path, capsys):
     files = [f"images/class{label}/00{label}.png" for label in (1, 0, 1)]
     rows = [",".join(row) for row in zip(files, files[1:] + files[:1], "bab", strict=True)]
     (tmp_path / "pairs.csv").write_text("\n".join(["file_name,Positive,label", *rows, ",x.png,a"]))
+    (tmp_path / "split.csv").write_text(f"image,split\n{files[0]},train\n{files[1]},val\n")
+    with pytest.warns(UserWarning, match="'split' of .*train, val.* is not read"):
+        opened(tmp_path / "split.csv")
     embedder = load_run(RunFolder(run), "cpu")[1].embedder()
     for column, names in ((None, files), ("Positive", files[1:] + files[:1])):
         embedder.on_corrupt = "skip"

@@ -57,12 +57,8 @@ def read_metadata(tables: Sequence[Path], images: Sequence[Path], options: Decod
     if not files:
         return None
     name, wanted = str(tables[0]), options.label_column
-    splits = {str(row["split"]) for row in told if row.get("split") is not None}
-    if len(splits) > 1 and wanted != "split":
-        warn(
-            f"the column 'split' of {name} ({first_names(sorted(splits))}) is not read: all images are one split. To "
-            "keep them apart, move each split to a folder of its name with its own table (train/metadata.csv)"
-        )
+    fix = "move each split to a folder of its name with its own table (train/metadata.csv)"
+    warn_of_splits(name, told, wanted, fix)
     labels, names, column = labels_of(name, columns, lambda column: [row.get(column) for row in told], wanted)
     if labels is None or column is None:
         return None
@@ -71,6 +67,16 @@ def read_metadata(tables: Sequence[Path], images: Sequence[Path], options: Decod
     known = set(files)
     others = [f"{file} (not in {tables[0].name})" for file in images if file not in known]
     return files, labels, names, others
+
+
+def warn_of_splits(name: str, rows: Sequence[dict[str, Any]], wanted: str | None, fix: str) -> None:
+    """Warn of a column `split` with several values, which is not the column of labels that is `wanted`."""
+    splits = {str(row["split"]) for row in rows if row.get("split") is not None}
+    if len(splits) > 1 and wanted != "split":
+        warn(
+            f"the column 'split' of {name} ({first_names(sorted(splits))}) is not read: all images are one split. To "
+            f"keep them apart, {fix}"
+        )
 
 
 def file_column(row: Any, options: Decoding) -> str | None:

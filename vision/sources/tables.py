@@ -14,7 +14,7 @@ from dipole.vision.sources.base import Classes, Decoding, Source, register_sourc
 from dipole.vision.sources.huggingface import IMAGES, SETTING
 from dipole.vision.sources.images import decode_all, select
 from dipole.vision.sources.labels import labels_of
-from dipole.vision.sources.metadata import NAME, READER
+from dipole.vision.sources.metadata import NAME, READER, warn_of_splits
 from dipole.vision.sources.streamed import fetched
 
 UTF8 = "utf-8"
@@ -49,6 +49,7 @@ def table_of_files(source: str, options: Decoding, wanted: Classes) -> Source:
             images.append(image)
             rows.append(row)
         columns = list(dict.fromkeys(name for row in rows for name in row))
+        warn_of_splits(source, rows, options.label_column, "write a table of each, for vision.data.source and test")
         values = {name: [row.get(name) for row in rows] for name in columns}
         labels, names, _ = labels_of(source, columns, values.__getitem__, options.label_column)
         return select(decode_all(path.stem, items, lambda i: content(images[i]), labels, names, options), wanted)
