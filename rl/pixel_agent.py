@@ -56,7 +56,16 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
 
     Every setting is an attribute (`settings.attributes`), which SB3's own code and ours both read. A subclass names its
     base of SB3 after this class, and defines `algorithm`, `policy_aliases`, `sb3_keywords`, `policy_keywords` and
-    `_update_networks`. `ContrastiveSAC` documents the arguments and errors.
+    `_update_networks`. `ContrastiveSAC` has the errors.
+
+    Args:
+        policy: as in `ContrastiveSAC`, and so for the others.
+        env: of gymnasium, or its name.
+        objective: text, Objective or Composite.
+        preset: one of the algorithm's. Its own by default.
+        augmentation: of the images.
+        storage: of the replay buffer.
+        settings: fields of `settings.AgentSettings`, and the keywords of SB3 in `passed_on`.
     """
 
     policy: Any

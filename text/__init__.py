@@ -11,12 +11,5 @@ if TYPE_CHECKING:
     from dipole.text.contrastive_loss import ContrastiveLoss as ContrastiveLoss
     from dipole.text.corpus import pydoc_documents as pydoc_documents
 
-_HOME = {
-    "CachedContrastiveLoss": "dipole.text.cached_contrastive_loss",
-    "ContrastiveLoss": "dipole.text.contrastive_loss",
-    "ObjectiveCallback": "dipole.core.train.objective_callback",
-    "pydoc_documents": "dipole.text.corpus",
-}
-
-__all__ = sorted(_HOME)
-__getattr__, __dir__ = lazy(__name__, _HOME | {"senteval": "dipole.text.senteval"}, "sentence-transformers")
+_HOME, __getattr__, __dir__ = lazy(__name__, __file__, "sentence-transformers")
+__all__ = sorted(_HOME.keys() - {"senteval"})

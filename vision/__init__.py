@@ -32,14 +32,5 @@ if TYPE_CHECKING:  # an alias marks an export
     from dipole.vision.heads import prediction_head as prediction_head
     from dipole.vision.heads import projection_head as projection_head
 
-_EXPORTS = {
-    "core.train.optimizer": "LARS warmup_cosine",
-    "vision.augmentations": "Augment",
-    "vision.frameworks": "BYOL CLIP CMC MoCo MoCoV3 NNCLR Queue SimCLR SimSiam SupCon SwAV momentum_update",
-    "vision.frameworks.queue": "cosine_schedule",
-    "vision.heads": "prediction_head projection_head",
-}
-_HOME = {name: f"dipole.{module}" for module, names in _EXPORTS.items() for name in names.split()}
-
+_HOME, __getattr__, __dir__ = lazy(__name__, __file__, "vision")
 __all__ = sorted(_HOME)
-__getattr__, __dir__ = lazy(__name__, _HOME, "vision")

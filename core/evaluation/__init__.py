@@ -28,13 +28,5 @@ if TYPE_CHECKING:
     from dipole.core.evaluation.probes import linear_probe as linear_probe
     from dipole.core.evaluation.probes import mean_classifier as mean_classifier
 
-_DIAGNOSTICS = (
-    "alignment", "conditional_entropy", "distance_histogram", "effective_rank", "margin_occupancy", "mean_distance",
-    "mean_distance_ceiling", "min_max_ratio", "mutual_information", "numerical_rank", "pair_histogram",
-    "similarity_error", "uniformity",
-)  # fmt: skip
-_PROBES = ("ProbeResult", "few_shot_probe", "kmeans_accuracy", "knn_probe", "linear_probe", "mean_classifier")
-_HOMES = dict.fromkeys(_DIAGNOSTICS, f"{__name__}.diagnostics") | dict.fromkeys(_PROBES, f"{__name__}.probes")
-
-__all__ = sorted(_HOMES)
-__getattr__, __dir__ = lazy(__name__, _HOMES, "")
+_HOME, __getattr__, __dir__ = lazy(__name__, __file__, "")
+__all__ = sorted(_HOME)

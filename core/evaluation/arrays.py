@@ -130,8 +130,7 @@ def matched(name: str, pairs: Array | Pairs, positives: Array | None) -> Pairs:
     """Return pairs as they are, or pair row i of one array with row i of the other."""
     if isinstance(pairs, Pairs):
         if positives is not None:
-            got = type(positives).__name__
-            raise PairsError(f"{name} takes Pairs, or two arrays (n, d); got Pairs and {got}. Give options by name.")
+            raise PairsError(f"{name} takes Pairs, or two arrays (n, d); got Pairs and an array.")
         return pairs
     if positives is None:
         raise PairsError(

@@ -1,6 +1,7 @@
 """Diagnostics of embeddings for all domains: pure functions without gradient, computed in tiles."""
 
 import math
+from numbers import Real
 from typing import Annotated
 
 import torch
@@ -322,6 +323,8 @@ def alignment(
         >>> alignment([[1, 0], [0, 2]], [[3, 0], [0, -1]])
         2.0
     """
+    if isinstance(positives, Real):  # as `pair_histogram`, after Pairs
+        return alignment(pairs, alpha=float(positives))
     pairs = matched("alignment", pairs, positives)
     return float(align(_positive_cosines(pairs), alpha)[pairs.positives >= 0].mean())
 

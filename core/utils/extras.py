@@ -1,14 +1,16 @@
 """Extras: the command that installs one, and imports that need it."""
 
+import ast
 import json
 import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -67,17 +69,23 @@ def needing(extra: str, what: str) -> Iterator[None]:
         raise ConfigError(f"{what} needs {error.name}; install it with: {install_line(extra)}") from error
 
 
-def lazy(package: str, homes: Mapping[str, str], extra: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package that imports its names on first use. They need an extra."""
+def lazy(package: str, file: str, extra: str) -> tuple[dict[str, str], Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the names and modules that a package hands out, its `__getattr__`, and its `__dir__`. They need an extra.
+
+    A name is imported on first use. Its file has them for type checkers, each as `from MODULE import NAME as NAME`.
+    """
+    imports = [each for each in ast.walk(ast.parse(Path(file).read_text("utf-8"))) if isinstance(each, ast.ImportFrom)]
+    homes = {each.names[0].name: str(each.module) for each in imports if each.names[0].asname}
 
     def resolve(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(homes))}")
         with needing(extra, f"{package}.{name}"):
-            home = import_module(homes[name])
-            return home if home.__name__ == f"{package}.{name}" else getattr(home, name)
+            if homes[name] == package:
+                return import_module(f"{package}.{name}")
+            return getattr(import_module(homes[name]), name)
 
-    return resolve, lambda: sorted(homes)
+    return homes, resolve, lambda: sorted(homes)
 
 
 def _origin(package: str) -> dict[str, Any]:

@@ -291,10 +291,10 @@ def test_labels_that_do_not_fit_are_named(name):
 
 
 @pytest.mark.parametrize(("call", "said"), [
-    (lambda: evaluation.alignment(X), r"alignment\(first, second\)"),
+    (lambda: evaluation.alignment(X, 2), r"alignment\(first, second\)"),
     (lambda: evaluation.pair_histogram(X), r"pair_histogram\(first, second\)"),
     (lambda: evaluation.alignment(X, Y[:5]), r"one shape, got \(24, 4\) and \(5, 4\)"),
-    (lambda: evaluation.alignment(Pairs.of_points(torch.from_numpy(X)), 2), "got Pairs and int. Give options by name"),
+    (lambda: evaluation.alignment(Pairs.of_points(torch.from_numpy(X)), Y), "got Pairs and an array"),
     (lambda: evaluation.uniformity(X, Y), "t must be a number > 0, got array"),
     (lambda: evaluation.kmeans_accuracy(X, GROUPS).predictions, "clusters have no predictions"),
     (lambda: evaluation.knn_probe(X, np.where(GROUPS, GROUPS, np.nan), Y, GROUPS), "-1 in place of NaN"),

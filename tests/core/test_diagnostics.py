@@ -167,7 +167,7 @@ def test_alignment_and_uniformity():
     pairs = window()
     for alpha in (1.0, 2.0):
         expected = [(4 * half_distance(pairs, i, p)) ** (alpha / 2) for i in range(N) for p in positives(pairs, i)]
-        assert alignment(pairs, alpha=alpha) == pytest.approx(sum(expected) / len(expected))
+        assert alignment(pairs, alpha) == pytest.approx(sum(expected) / len(expected))
         assert alignment(Pairs.from_views([points(), 3 * points()]), alpha=alpha) == pytest.approx(0, abs=1e-7)
     for given, sides in ((points(), [points()]), (pairs, [pairs.anchors, pairs.candidates])):
         kernels = [[math.exp(-2 * 4 * d) for d in distances(z).values()] for z in sides]
