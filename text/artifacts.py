@@ -22,7 +22,7 @@ from dipole.core.utils.errors import CheckpointError
 from dipole.core.utils.received import read_json
 from dipole.text.config import TextSettings
 from dipole.text.data import Data, RunningText, TableData
-from dipole.text.encoders.networks import Encoder, Pooled, SentenceModel, Transformer
+from dipole.text.encoders.networks import BagOfWords, Encoder, Pooled, SentenceModel, Transformer, WordGRU
 from dipole.text.model import Headed, build_model
 from dipole.text.pair_table import PairTable
 from dipole.text.sentences import Sentences
@@ -67,7 +67,8 @@ def save_artifacts(
 ) -> None:
     """Fill an empty folder. `values` are numbers that need the corpus."""
     tokens.save(folder / "tokenizer.json")
-    fixed = next((table.embedding_dim for table in _tables(module) if not table.weight.requires_grad), None)
+    tables: list[Any] = [part.table for part in module.modules() if isinstance(part, BagOfWords | WordGRU)]
+    fixed = next((table.embedding_dim for table in tables if not table.weight.requires_grad), None)
     settings = {name: getattr(config, name) for name in READ_BY}
     tail = next((part for part in module.modules() if isinstance(part, Pooled)), None)
     behind = None
@@ -88,12 +89,6 @@ def save_artifacts(
     if config.expand:
         assert config.vectors is not None  # the configuration has checked it
         shutil.copyfile(config.vectors, folder / "vectors.txt")
-
-
-def _tables(module: nn.Module) -> list[nn.Embedding]:
-    """Return the word embeddings."""
-    found = (getattr(part, "table", None) for part in module.modules())
-    return [table for table in found if isinstance(table, nn.Embedding)]
 
 
 class Artifacts:

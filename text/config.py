@@ -211,8 +211,7 @@ class TextSettings(Settings):
             ("vocabulary_size", "tokenizer", "words"),
             ("lower", "tokenizer", "words"),
         ):
-            default = type(self).model_fields[key].default
-            if key in given and getattr(self, other) != value and getattr(self, key) != default:
+            if key in given and getattr(self, other) != value and getattr(self, key) != defaults[key]:
                 problems.append(f"{key} has no effect with {other} {getattr(self, other)!r}; it belongs to {value!r}")
         if problems:
             raise ValueError("; ".join(problems))

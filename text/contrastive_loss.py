@@ -111,8 +111,8 @@ class ContrastiveLoss(nn.Module):
             self.objective.build(width_of(unwrapped(model)))
         self.objective.to(unwrapped(model).device)
         for parameter in self.objective.parameters():
-            # It is no part of the model, whose gradients DistributedDataParallel averages.
-            parameter.register_hook(mean_over_ranks)
+            # It is no part of the model, whose gradients DistributedDataParallel averages over the ranks.
+            parameter.register_hook(lambda gradient: all_sum(gradient) / world_size())
         carry(self)
 
     def trains(self, model: nn.Module) -> bool:
@@ -322,11 +322,6 @@ def width_of(model: SentenceTransformer) -> int:
         if width is None:
             width = len(model.encode("a", show_progress_bar=False))
         return int(width)
-
-
-def mean_over_ranks(gradient: Tensor) -> Tensor:
-    """Average a gradient over the ranks, as DistributedDataParallel does."""
-    return all_sum(gradient) / world_size()
 
 
 def related_columns(

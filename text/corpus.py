@@ -17,7 +17,6 @@ from dipole.core.utils.rows import (
     ROWS,
     Located,
     ends_with,
-    how_to_unpack,
     is_saved,
     located_rows,
     note_splits,
@@ -131,8 +130,10 @@ def corpus_files(source: str) -> list[Path]:
     if not path.is_dir():
         if not ends_with(path, READ):
             name = path.name.split(".")[0] or path.name
-            fix = how_to_unpack(path) or f" If it is plain text, name it {name}.txt."
-            raise DataError(f"{path} is not read as text: a corpus is read from {ALLOWED}, or hub:NAME.{fix}")
+            raise DataError(
+                f"{path} is not read as text: a corpus is read from {ALLOWED}, or hub:NAME. If it is plain text, name "
+                f"it {name}.txt."
+            )
         if not path.is_file():
             raise DataError(f"{path} is neither a file nor a folder. A corpus is read from {ALLOWED}, or hub:NAME.")
         return [path]

@@ -15,18 +15,7 @@ from torch import Tensor
 
 from dipole.core.train.inference import Embedder, Inputs, chosen_features
 from dipole.core.utils.errors import DataError, OptionError
-from dipole.core.utils.rows import (
-    ALSO_PACKED,
-    DAMAGED,
-    ROWS,
-    Asker,
-    Located,
-    ends_with,
-    how_to_unpack,
-    located_rows,
-    open_packed,
-    require_columns,
-)
+from dipole.core.utils.rows import DAMAGED, KINDS, ROWS, Asker, ends_with, located_rows, open_packed, require_columns
 from dipole.core.utils.text import warn
 from dipole.text.corpus import TEXT
 from dipole.text.encode import SentenceEncoder
@@ -101,8 +90,7 @@ def read_sentences(source: str, column: str | None = None) -> Inputs:
             raise OptionError(f"--column {column}: lines of text have no columns.")
         return Inputs("id", enumerate(_lines(source)))
     if not ends_with(path, ROWS):
-        known = f".txt, {', '.join(ROWS)} {ALSO_PACKED}, or - for standard input"
-        raise DataError(f"{source} is no file of sentences: give {known}.{how_to_unpack(path)}")
+        raise DataError(f"{source} is no file of sentences: give .txt, {KINDS}, or - for standard input.")
     rows = located_rows(source, "train", "utf-8", Asker("text", "a split"))
     return Inputs("id", _cells(rows, column))
 
@@ -118,7 +106,7 @@ def _lines(source: str) -> Iterator[str]:
         raise DataError(f"{source} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _cells(rows: Iterable[Located], column: str | None) -> Iterator[tuple[Any, str]]:
+def _cells(rows: Iterable[tuple[str, Any]], column: str | None) -> Iterator[tuple[Any, str]]:
     has_ids: bool | None = None  # the first row says
     for number, (where, row) in enumerate(rows):
         if isinstance(row, str) and column is None:

@@ -5,14 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-if TYPE_CHECKING:
-    import torch
+import torch
+from torch.nn.utils.rnn import pad_sequence
 
-    from dipole.core.train.inference import Embedder
+from dipole.core.train.inference import Embedder, chosen_features
+from dipole.core.train.onnx_file import FILE, check_onnx, open_onnx
+from dipole.core.utils.backbone import open_exported, reads_images
+from dipole.core.utils.errors import ConfigError, DataError, TrainingError
+from dipole.core.utils.extras import needing
+from dipole.core.utils.pickles import refusal
+from dipole.core.utils.received import read_json
+
+if TYPE_CHECKING:
     from dipole.text.encode import Normalize, SentenceEncoder
 
-SENTENCE_TRANSFORMERS, CONFIG, ONNX = "modules.json", "config.json", "model.onnx"
-TOKENIZER = "tokenizer.json"
 POOLED = "dipole_pooling"  # in the config.json of a plain transformer: how its run pools
 BATCH = 32  # sentences at a time, of similar length
 PROBE = ["A sentence.", "", "A somewhat longer sentence, to see whether padding is left out !", "unheardofword"]
@@ -21,25 +27,20 @@ LONG = 64  # words of a long sentence where nothing is cut
 
 def open_folder(folder: Path, device: torch.device, features: str | None) -> Embedder | None:
     """Open a folder of a sentence encoder. Return None if it is none."""
-    from dipole.core.utils.backbone import reads_images
-
-    if (folder / SENTENCE_TRANSFORMERS).is_file():
+    if (folder / "modules.json").is_file():
         encode, tokenizer = _sentence_transformer(folder, device)
-    elif not (folder / TOKENIZER).is_file():
+    elif not (folder / "tokenizer.json").is_file():
         return None
-    elif (folder / ONNX).is_file():
-        from dipole.core.train.onnx_file import check_onnx, open_onnx
-
+    elif (folder / FILE).is_file():
         check_onnx()
-        run = open_onnx(folder / ONNX)
+        run = open_onnx(folder / FILE)
         encode, tokenizer = _tokenized(folder, lambda ids, mask: run({"input_ids": ids, "attention_mask": mask}))
-    elif (folder / CONFIG).is_file() and not reads_images(folder):
+    elif (folder / "config.json").is_file() and not reads_images(folder):
         encode, tokenizer = _tokenized(folder, _transformer(folder, device))
     else:
         return None
     from tokenizers import Tokenizer
 
-    from dipole.core.train.inference import chosen_features
     from dipole.text.embed import FunctionEmbedder
     from dipole.text.vocabulary import Tokens, copied
 
@@ -53,10 +54,6 @@ def open_folder(folder: Path, device: torch.device, features: str | None) -> Emb
 
 def _sentence_transformer(folder: Path, device: torch.device) -> tuple[Any, Any]:
     import dipole.text.portable  # noqa: F401  (makes models with our own code known)
-    from dipole.core.utils.errors import ConfigError, DataError
-    from dipole.core.utils.extras import needing
-    from dipole.core.utils.pickles import refusal
-    from dipole.core.utils.received import read_json
 
     if refused := refusal(folder, deep=True):
         raise DataError(f"{folder} cannot be loaded: {refused}.")
@@ -73,9 +70,6 @@ def _sentence_transformer(folder: Path, device: torch.device) -> tuple[Any, Any]
 
 
 def _transformer(folder: Path, device: torch.device) -> Any:
-    import torch
-
-    from dipole.core.utils.backbone import open_exported
     from dipole.text.encoders.networks import pooled
     from dipole.text.portable import DipoleSentenceModel
 
@@ -93,8 +87,6 @@ def _transformer(folder: Path, device: torch.device) -> Any:
 
 
 def _tokenized(folder: Path, read: Any) -> tuple[Any, Any]:
-    import torch
-    from torch.nn.utils.rnn import pad_sequence
     from transformers import AutoTokenizer
 
     from dipole.text.vocabulary import PROMPT
@@ -138,10 +130,6 @@ def check_vectors(
 
     The last sentence of the check is longer than the encoder reads.
     """
-    import torch
-
-    from dipole.core.utils.errors import TrainingError
-
     words = [word for word in encoder.tokens.words() if word.isalpha()][:200] or ["word"]
     count = LONG + (encoder.max_length or LONG)
     texts = [*PROBE, " ".join(words[7 * i % len(words)] for i in range(count))]

@@ -240,7 +240,9 @@ def _map_part(number: int, rows: list[dict[str, Any]], folder: Path, cut: Cut, p
             for file in folder.glob(f"{name}*.arrow"):
                 file.unlink()
         try:
-            return _Part(blocks.map(_Worker(cut, os.getpid()), load_from_cache_file=False, **options))
+            return _Part(
+                blocks.map(partial(_cut_apart, cut=cut, parent=os.getpid()), load_from_cache_file=False, **options)
+            )
         except RuntimeError as error:
             if "died" not in str(error):
                 raise
@@ -250,18 +252,12 @@ def _map_part(number: int, rows: list[dict[str, Any]], folder: Path, cut: Cut, p
             ) from error
 
 
-@dataclass(frozen=True)
-class _Worker:
-    """`Cut` in a process of its own, which leaves signals to the parent."""
-
-    cut: Cut
-    parent: int
-
-    def __call__(self, block: dict[str, Any]) -> dict[str, Any]:
-        if os.getpid() != self.parent:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        return self.cut(block)
+def _cut_apart(block: dict[str, Any], cut: Cut, parent: int) -> dict[str, Any]:
+    """Cut a block. A process of its own leaves signals to the parent."""
+    if os.getpid() != parent:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    return cut(block)
 
 
 def _vocabulary(parts: Iterable[Encoded], limit: int | None, size: int, lower: bool) -> Tokens:

@@ -24,8 +24,8 @@ from dipole.core.utils.text import counted, warn
 JSON, CSV, PARQUET = (".jsonl", ".json", ".ndjson"), (".csv", ".tsv"), (".parquet",)
 ROWS = (*JSON, *CSV, *PARQUET)
 PACKINGS = (".gz", ".bz2", ".xz", ".zst")  # which can follow all but .parquet
-ALSO_PACKED = f"(each also {', '.join(PACKINGS)})"
-ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".lz4")
+ALSO_PACKED = f"(each also {', '.join(PACKINGS)}; unpack archives such as .zip and .tar.gz)"
+KINDS = f"{', '.join(ROWS)} {ALSO_PACKED}"
 DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError)
 """What opening and unpacking a file raises."""
 LONGEST_CELL = 2**31 - 1  # bytes of a CSV cell; the library's own limit is 128 KiB
@@ -79,7 +79,7 @@ def located_rows(source: str, split: str, encoding: str, asker: Asker) -> Iterat
 def row_files(path: Path) -> list[Path]:
     """Return the files to read: this one, or those of a folder, sorted. Raise DataError if there is none."""
     if not path.exists():
-        raise DataError(f"nothing at {path}. Give a file or folder of {', '.join(ROWS)} {ALSO_PACKED}, or hub:NAME.")
+        raise DataError(f"nothing at {path}. Give a file or folder of {KINDS}, or hub:NAME.")
     files = [p for p in (path, *visible(path)) if ends_with(p, ROWS) and p.is_file()]
     if not files and _has_tabs(path):
         return [path]
@@ -87,15 +87,8 @@ def row_files(path: Path) -> list[Path]:
         what = f"{path} is none of them"
         if path.is_dir():
             what = f"the folder {path} holds no such file"
-        raise DataError(f"rows are read from {', '.join(ROWS)} {ALSO_PACKED}, and {what}.{how_to_unpack(path)}")
+        raise DataError(f"rows are read from {KINDS}, and {what}.")
     return files
-
-
-def how_to_unpack(path: Path) -> str:
-    """Return what to do about an archive, or nothing for another file."""
-    if path.name.lower().endswith(ARCHIVES):
-        return f" It is an archive: unpack it first, and give the folder or file that was in {path.name}."
-    return ""
 
 
 def visible(folder: Path) -> list[Path]:

@@ -369,19 +369,15 @@ def test_what_a_device_has_made_is_measured_there(corpus, labelled, tmp_path, mo
     assert adapter.features("test")[0].device.type == "cpu"
 
 
-SETTINGS = pytest.mark.parametrize(
-    "settings",
-    [
-        {"encoder": "bow"},
-        {"encoder": "bow", "sides": 1, "window": 2, "self_logit": "zero", "dropout": 0.1},
-        {"encoder": "bow", "pairs": "blocks", "block_size": 2},
-        {"encoder": "transformer", "layers": 1, "heads": 2},
-        {"encoder": "transformer", "layers": 1, "heads": 2, "pooling": "cls"},
-        {"encoder": "bow", "pairs": "views", "dropout": 0.1},
-        {"encoder": "bow", "pairs": "columns", "dropout": 0.1},
-    ],
-    ids=lambda settings: " ".join(map(str, settings.values())),
-)
+SETTINGS = pytest.mark.parametrize("settings", [
+    {"encoder": "bow"},
+    {"encoder": "bow", "sides": 1, "window": 2, "self_logit": "zero", "dropout": 0.1},
+    {"encoder": "bow", "pairs": "blocks", "block_size": 2},
+    {"encoder": "transformer", "layers": 1, "heads": 2},
+    {"encoder": "transformer", "layers": 1, "heads": 2, "pooling": "cls"},
+    {"encoder": "bow", "pairs": "views", "dropout": 0.1},
+    {"encoder": "bow", "pairs": "columns", "dropout": 0.1},
+], ids=lambda settings: " ".join(map(str, settings.values())))  # fmt: skip
 
 
 @SETTINGS

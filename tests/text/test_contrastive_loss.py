@@ -138,13 +138,12 @@ def test_labels_that_were_read_as_floats(folder, kind):
     refused(PairsError, r"one class number for each of 6 sentences, got \(6, 1\)", loss, column, classes[:, None])
 
 
-@pytest.mark.parametrize(
-    ("labels", "columns", "message"),
-    [(["a", "b"] * 3, 1, r"type string, and labels are numbers.*class_encode_column\('label'\)"),
-     ([-1, 0, 1] * 2, 1, "-1 in the column 'label' is a class here, and SNLI.* >= 0"),
-     ([1, 0, 1] * 2, 2, "trained as a pair, whatever its 'label' is.*filter"),
-     ([0.2, 1.0, 0.5] * 2, 3, "trained as a pair.*CoSENTLoss")],
-)  # fmt: skip
+@pytest.mark.parametrize(("labels", "columns", "message"), [
+    (["a", "b"] * 3, 1, r"type string, and labels are numbers.*class_encode_column\('label'\)"),
+    ([-1, 0, 1] * 2, 1, "-1 in the column 'label' is a class here, and SNLI.* >= 0"),
+    ([1, 0, 1] * 2, 2, "trained as a pair, whatever its 'label' is.*filter"),
+    ([0.2, 1.0, 0.5] * 2, 3, "trained as a pair.*CoSENTLoss"),
+])  # fmt: skip
 def test_labels_of_a_training_set_are_checked_before_the_first_step(folder, tmp_path, labels, columns, message):
     model = tiny_model(folder)
     data = Dataset.from_dict({**{name: COLUMNS[name] for name in [*COLUMNS][:columns]}, "label": labels})
@@ -211,22 +210,19 @@ def test_a_learned_temperature_gets_its_gradient(folder):
     assert torch.isfinite(losses.MatryoshkaLoss(model, ours, [16, 8])(features(model), None))  # a number has no width
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda m: dipole.text.ContrastiveLoss(m, "infonc"), SpecError, "Did you mean 'infonce'"),
-        (lambda m: dipole.text.ContrastiveLoss(m, 3), ConfigError, "objective must be a text"),
-        (lambda m: dipole.text.ContrastiveLoss(m[0], "infonce"), ConfigError, "a SentenceTransformer; got Transformer"),
-        (lambda m: dipole.text.ContrastiveLoss(m, "infonce", directions="both"), OptionError, "got 'both'"),
-        (lambda m: dipole.text.ContrastiveLoss(m, "infonce", directions=("query_to_doc", "doc_to_query")), OptionError,
-         "need partition_mode='per_direction'"),
-        (lambda m: dipole.text.CachedContrastiveLoss(m, "infonce", mini_batch_size=0), OptionError, "whole number"),
-        (lambda m: dipole.text.ContrastiveLoss(m, "infonce")(features(m, 1), None), PairsError, "one column of text"),
-        (lambda m: dipole.text.ContrastiveLoss(m, "infonce")([], None), PairsError, "got no column"),
-        (lambda m: dipole.text.ContrastiveLoss(SentenceTransformer(modules=[m[0]]), "infonce")(features(m), None),
-         ConfigError, "gives no sentence_embedding"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("make", "error", "message"), [
+    (lambda m: dipole.text.ContrastiveLoss(m, "infonc"), SpecError, "Did you mean 'infonce'"),
+    (lambda m: dipole.text.ContrastiveLoss(m, 3), ConfigError, "objective must be a text"),
+    (lambda m: dipole.text.ContrastiveLoss(m[0], "infonce"), ConfigError, "a SentenceTransformer; got Transformer"),
+    (lambda m: dipole.text.ContrastiveLoss(m, "infonce", directions="both"), OptionError, "got 'both'"),
+    (lambda m: dipole.text.ContrastiveLoss(m, "infonce", directions=("query_to_doc", "doc_to_query")), OptionError,
+     "need partition_mode='per_direction'"),
+    (lambda m: dipole.text.CachedContrastiveLoss(m, "infonce", mini_batch_size=0), OptionError, "whole number"),
+    (lambda m: dipole.text.ContrastiveLoss(m, "infonce")(features(m, 1), None), PairsError, "one column of text"),
+    (lambda m: dipole.text.ContrastiveLoss(m, "infonce")([], None), PairsError, "got no column"),
+    (lambda m: dipole.text.ContrastiveLoss(SentenceTransformer(modules=[m[0]]), "infonce")(features(m), None),
+     ConfigError, "gives no sentence_embedding"),
+])  # fmt: skip
 def test_one_message_for_each_mistake(folder, make, error, message):
     assert issubclass(error, DipoleError)
     refused(error, message, make, tiny_model(folder))

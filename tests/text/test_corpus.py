@@ -198,7 +198,7 @@ def test_damaged_and_missing_files_are_refused(tmp_path, name, content, message)
 @pytest.mark.parametrize(("name", "content", "message"), [
     ("a.csv", b"title,review\nOne,Two\n", r"line 2: several columns .* text: title, review.*text\.column"),
     ("a.csv", b"a,b\n1,2\n", r"no column holds text \(the file has a, b\)\. Set text\.column"),
-    ("a.zip", b"PK\x03\x04 ...", r"a\.zip is not read as text: .*: unpack it first"),
+    ("a.zip", b"PK\x03\x04 ...", r"a\.zip is not read as text: .*unpack archives such as .zip"),
     ("corpus", b"One. Two.", "not read as text"),
     ("a.tar.gz", gzip.compress(b"One.", mtime=0), "not read as text"),
     ("a.txt", gzip.compress(b"One. Two.", mtime=0), r"a\.txt holds no text: it is a gzip file"),

@@ -70,11 +70,10 @@ TAILS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("tail", "pooling"),
-    [*((tail, "mean") for tail in TAILS), *(("nothing", each) for each in encoders.POOLING if each != "mean"),
-     ("nothing", ["cls", "mean", "lasttoken"])],
-)  # fmt: skip
+@pytest.mark.parametrize(("tail", "pooling"), [
+    *((tail, "mean") for tail in TAILS), *(("nothing", each) for each in encoders.POOLING if each != "mean"),
+    ("nothing", ["cls", "mean", "lasttoken"]),
+])  # fmt: skip
 def test_modules_and_pooling_stay(tmp_path, tail, pooling):
     wanted = library_model(tmp_path, TAILS[tail], pooling).encode(TEXTS, convert_to_tensor=True)
     model, tokens = ours(tmp_path)
@@ -402,10 +401,9 @@ def test_mteb_runs_on_the_exported_folder(tmp_path):
     assert result.task_results[0].scores["test"][0]["main_score"] > 0.8
 
 
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [("/home/me/books", "books"), ("../books/", "books"), (r"C:\me\books.txt", "books.txt"), ("cifar10", "cifar10"),
-     ("hub:org/books", "hub:org/books"), ("hub:/home/me/books", "books"), ("/", "unknown")],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "shown"), [
+    ("/home/me/books", "books"), ("../books/", "books"), (r"C:\me\books.txt", "books.txt"), ("cifar10", "cifar10"),
+    ("hub:org/books", "hub:org/books"), ("hub:/home/me/books", "books"), ("/", "unknown"),
+])  # fmt: skip
 def test_the_name_of_data_for_readers_elsewhere(name, shown):
     assert public_name({"name": name}) == shown

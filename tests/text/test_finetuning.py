@@ -238,12 +238,11 @@ GPT2, QWEN3 = ("gpt2", "lasttoken", None), ("qwen3", "mean", "<|hole|>")
 SIMPLE = "sentence-transformers", "transformers"
 
 
-@pytest.mark.parametrize(
-    ("decoder", "to"),
-    [*product((GPT2, QWEN3), SIMPLE), *product([("t5", "lasttoken", None)], SIMPLE),
-     *(pytest.param(each, "onnx", marks=pytest.mark.slow) for each in (GPT2, QWEN3, ("llama", "mean", None))),
-     (("longt5", "mean", None), "transformers")],
-)  # fmt: skip
+@pytest.mark.parametrize(("decoder", "to"), [
+    *product((GPT2, QWEN3), SIMPLE), *product([("t5", "lasttoken", None)], SIMPLE),
+    *(pytest.param(each, "onnx", marks=pytest.mark.slow) for each in (GPT2, QWEN3, ("llama", "mean", None))),
+    (("longt5", "mean", None), "transformers"),
+])  # fmt: skip
 def test_decoders_are_exported(tmp_path, decoder, to):
     """With the saved padding token or the end of text. Onnx has every pooling of Llama. T5 is its encoder alone."""
     name, pooling, pad = decoder
@@ -289,11 +288,10 @@ LED = {
 MPT = {"d_model": 16, "n_heads": 2, "n_layers": 1, "max_seq_len": 64}
 
 
-@pytest.mark.parametrize(
-    ("name", "more"),
-    [("MptConfig", MPT), *((f"{each}Config", {"max_position_embeddings": 66}) for each in ("IBert", "Roberta")),
-     ("NystromformerConfig", {"max_position_embeddings": 64}), ("LEDConfig", LED)],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "more"), [
+    ("MptConfig", MPT), *((f"{each}Config", {"max_position_embeddings": 66}) for each in ("IBert", "Roberta")),
+    ("NystromformerConfig", {"max_position_embeddings": 64}), ("LEDConfig", LED),
+])  # fmt: skip
 def test_every_name_of_the_positions_is_known(tmp_path, name, more):
     part = odd_model(tmp_path, name, **more).eval()
     assert limit_of(part) == 64

@@ -135,13 +135,13 @@ def test_a_killed_process_is_continued(books, tmp_path, monkeypatch):
     damaged = sorted(folder.glob("parts/00001*.arrow"))[0]
     damaged.write_bytes(damaged.read_bytes()[:-200])
     monkeypatch.setattr(encoding, "PART", 2)
-    cut = []
-    monkeypatch.setattr(encoding._Worker, "__call__", lambda self, block: cut.append(block) or self.cut(block))
+    cut_again = []
+    monkeypatch.setattr(encoding, "_cut_apart", lambda block, cut, parent: cut_again.append(block) or cut(block))
     tokens, sentences = encoded(books, folder, size=100)
     plainly = encoded(books)
     assert (tokens.fingerprint, sentences.fingerprint) == (plainly[0].fingerprint, plainly[1].fingerprint)
     blocks = list(encoding.blocks_of(read_pieces(str(books)), 100))
-    assert cut == blocks[2:4] + blocks[6:]  # finished parts are cut no second time, the damaged one is
+    assert cut_again == blocks[2:4] + blocks[6:]  # finished parts are cut no second time, the damaged one is
     assert {path.name for path in folder.iterdir()} == FILES | {".lock", "tokenizer.json"}
 
 

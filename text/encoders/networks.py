@@ -28,6 +28,10 @@ class Encoder(nn.Module):
 
     width: int
 
+    def vectors(self, batch: TokenBatch) -> Tensor:
+        """Return the vectors (B, width) of a batch in its order."""
+        return torch.cat([self(chunk) for chunk in batch.chunks])[batch.order]
+
 
 class WordGRU(Encoder):
     """Final state of a GRU over word embeddings. "bi" joins two of half the width, "combine" uni and bi of the width.
@@ -249,9 +253,9 @@ class SentenceModel(nn.Module):
 
     def forward(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
         """Embeddings (B, d) of the sentences by f and by g, in the order of the batch."""
-        f = g = torch.cat([self.f(chunk) for chunk in batch.chunks])[batch.order]
+        f = g = self.f.vectors(batch)
         if self.g is not None:
-            g = torch.cat([self.g(chunk) for chunk in batch.chunks])[batch.order]
+            g = self.g.vectors(batch)
         if self.training and self.dropout:
             # As in the authors' code: one mask of the width for the whole batch and both sides, without rescaling.
             kept = torch.rand(1, self.width, device=f.device) >= self.dropout

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from dipole.core.train.card import Card, write_card
 from dipole.core.utils.extras import needing
 from dipole.text.encode import SentenceEncoder
-from dipole.text.encoders.networks import BagOfWords, Channels, Encoder, Pooled, Projected, SentenceModel, Transformer
+from dipole.text.encoders.batch import make_batch
+from dipole.text.encoders.networks import BagOfWords, Channels, Pooled, Projected, SentenceModel, Transformer
 from dipole.text.exported import check_vectors
 from dipole.text.portable import TASK, fast_tokenizer, projected, with_code
 from dipole.text.vocabulary import Tokens, copied
@@ -34,6 +35,8 @@ with needing("sentence-transformers", "the export"):
     )
     from sentence_transformers.sentence_transformer.modules import Transformer as TransformerModule
 
+LINEAR = (SentenceModel, BagOfWords, Channels, Projected, nn.Embedding, nn.ModuleList)
+"""Modules of encoders whose vector of a sentence is the sum of those of its words."""
 BLANK = " "  # before every sentence: the words' tokenizer reads a blank one as a full stop, but never sees an empty one
 
 
@@ -133,23 +136,7 @@ def _word_table(encoder: SentenceEncoder, model: SentenceModel) -> Tensor | None
     tokens = encoder.tokens
     if not whole or not tokens.words_only or _closed(tokens) or not tokens.tokenizer.encode(BLANK).ids:
         return None
-    return _side_by_side(model.sides())
-
-
-def _side_by_side(parts: list[Encoder]) -> Tensor | None:
-    tables = [table for part in parts if (table := _rows(part)) is not None]
-    if len(tables) < len(parts):
+    if not all(isinstance(part, LINEAR) for part in model.modules()):
         return None
-    return torch.cat(tables, 1)
-
-
-def _rows(part: Encoder) -> Tensor | None:
-    match part:
-        case BagOfWords():
-            return part.table.weight.detach()
-        case Channels():
-            return _side_by_side([*part.parts])
-        case Projected():
-            if (rows := _rows(part.part)) is not None:
-                return rows @ part.matrix
-    return None
+    with torch.no_grad():
+        return model.represent(make_batch([[word] for word in range(len(tokens))]))

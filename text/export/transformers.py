@@ -5,7 +5,6 @@ without dipole (`T5EncoderModel` a T5), and its hidden states are pooled as the 
 whose code lies in the folder and whose output is the sentence's vector, as the state of a single token.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +33,8 @@ def export(encoder: SentenceEncoder, folder: Path, record: Any) -> None:
     if is_plain:
         part: Any = model.f
         mode = part.pooling
+        part.model.config.update({POOLED: mode})  # such a model has no place of its own for it
         part.model.save_pretrained(folder)
-        # Such a model has no place of its own for the pooling.
-        told = json.loads((folder / "config.json").read_text(encoding="utf-8")) | {POOLED: mode}
-        (folder / "config.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
         scaling = "none"
     else:
         with_code(encoder, model).save_pretrained(folder)

@@ -16,8 +16,7 @@ from dipole.core.utils.errors import DataError
 from dipole.core.utils.text import counted
 from dipole.text.config import TextSettings
 from dipole.text.data import TableData
-from dipole.text.encoders.batch import TokenBatch
-from dipole.text.encoders.networks import Encoder, SentenceModel
+from dipole.text.encoders.networks import SentenceModel
 from dipole.text.pair_table import PairTable
 from dipole.text.pairs.base import PairKind, Partners, RunForPairs, TextBatch, under_masks
 
@@ -72,8 +71,7 @@ class ColumnPairs(PairKind):
     def embed(self, model: SentenceModel, batch: TextBatch) -> EncodedBatch:
         partners = batch.partners
         assert partners is not None  # `batch` makes them
-        anchor = _vectors(model.f, batch.batch)
-        others = _vectors(model.sides()[-1], partners.batch)
+        anchor, others = model.f.vectors(batch.batch), model.sides()[-1].vectors(partners.batch)
         count, most, width = len(anchor), partners.most, others.shape[1]
         hard = others.new_zeros(count * most, width).index_copy(0, partners.place, others[count:])
         vectors = [anchor, others[:count], *hard.view(count, most, width).unbind(1)]
@@ -95,11 +93,6 @@ class ColumnPairs(PairKind):
         if hard:
             rows["negatives"] = torch.randn(count, hard, dim)
         return columns(rows, None)
-
-
-def _vectors(part: Encoder, batch: TokenBatch) -> Tensor:
-    """Return the vectors (B, d) of one encoder, in the order of the batch."""
-    return torch.cat([part(chunk) for chunk in batch.chunks])[batch.order]
 
 
 def columns(rows: dict[str, Tensor], absent: Tensor | None) -> Pairs:

@@ -56,12 +56,8 @@ def classify(task: Task, splits: dict[str, Split], features: dict[str, np.ndarra
     if task.linear:
         settings = replace(settings, classifier=replace(settings.classifier, nhid=0))
     problems = problems_of(task, splits, y, settings)
-    if settings.protocol == "senteval-torch":
-        solved = _solve_torch(x, y, problems, task, settings)
-    elif settings.protocol == "senteval-sklearn":
-        solved = _solve_sklearn(x, y, problems, task, settings)
-    else:
-        solved = _solve_together(x, y, problems, task, settings)
+    solvers = {"senteval-torch": _solve_torch, "senteval-sklearn": _solve_sklearn}
+    solved = solvers.get(settings.protocol, _solve_together)(x, y, problems, task, settings)
     folds = [round(100 * accuracy(y[p.test], found), 2) for p, found in zip(problems, solved.tests, strict=True)]
     return Probe(
         dev=round(float(np.mean(solved.best)), 2),
@@ -105,14 +101,10 @@ def _solve_together(
     solved = Solved(unconverged=int((~found.converged).sum()))
     if solved.unconverged:
         warnings.warn(NotConverged(solved.unconverged, found.converged.size), stacklevel=2)
-    column = 0
+    by_column = iter(np.moveaxis(found.labels, 2, 0))  # (values, N) each
     for number, problem in enumerate(problems):
-        scores = np.zeros((len(grid), len(problem.inner)))
-        for fold, (_, dev) in enumerate(problem.inner):
-            for value in range(len(grid)):
-                scores[value, fold] = score(y[dev], found.labels[value, dev, column])
-            column += 1
-        value = solved.choose(scores, grid)
+        scores = [[score(y[dev], labels[dev]) for labels in next(by_column)] for _, dev in problem.inner]
+        value = solved.choose(np.transpose(scores), grid)
         solved.tests.append(found.labels[value, problem.test, len(inner) + number].astype(np.int64))
     return solved
 
