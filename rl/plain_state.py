@@ -55,15 +55,11 @@ def noise_state(noise: ActionNoise | None) -> dict[str, Any] | None:
     """Return the class and what changes with each draw. Vectorised noise has one state per environment."""
     if noise is None:
         return None
-    values: dict[str, Any] = {}
-    if type(noise) in (NormalActionNoise, OrnsteinUhlenbeckActionNoise):  # whose other attributes are its arguments
-        values = {name: value.copy() for name, value in vars(noise).items() if name == "noise_prev"}
-        return {"name": type(noise).__qualname__, "values": values}
-    for name, value in vars(noise).items():
-        if name == "_noises":
-            values[name] = [noise_state(each) for each in value]
-        elif not callable(value):  # as noise is: the base of a vectorised one has no state of its own
-            values[name] = copy.deepcopy(value)
+    values = {name: copy.deepcopy(value) for name, value in vars(noise).items() if not callable(value)}
+    if isinstance(noise, VectorizedActionNoise):
+        values = {"_noises": [noise_state(each) for each in noise.noises]}
+    elif type(noise) in (NormalActionNoise, OrnsteinUhlenbeckActionNoise):  # whose other attributes are its arguments
+        values = {name: value for name, value in values.items() if name == "noise_prev"}
     return {"name": type(noise).__qualname__, "values": values}
 
 

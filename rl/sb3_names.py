@@ -48,7 +48,7 @@ _FITTING = {
 }
 _PRESET = {
     "env_wrapper": "the environment's own settings",
-    "noise_type": "noise_start, noise_end and noise_steps (drq)",
+    **dict.fromkeys(("noise_type", "noise_std"), "noise_start, noise_end and noise_steps (drq)"),
 }
 
 

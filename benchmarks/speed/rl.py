@@ -69,14 +69,8 @@ def fill(add: Callable[[Any, Any, Any, float], None], transitions: int = STORED,
 
 def sb3(agent_class: Any, batch_size: int, stored: int = STORED, size: int = RENDERED, **settings: Any) -> Any:
     """Return an agent of SB3's interface with a filled buffer."""
-    agent = agent_class(
-        "CnnPolicy",
-        pixel_env(size),
-        buffer_size=stored,
-        batch_size=batch_size,
-        seed=0,
-        **({"device": "cpu"} | settings),
-    )
+    settings = {"buffer_size": stored, "batch_size": batch_size, "seed": 0, "device": "cpu"} | settings
+    agent = agent_class("CnnPolicy", pixel_env(size), **settings)
     done, infos = np.array([False]), [{}]
     fill(
         lambda obs, following, action, reward: agent.replay_buffer.add(
@@ -88,10 +82,6 @@ def sb3(agent_class: Any, batch_size: int, stored: int = STORED, size: int = REN
     return agent
 
 
-def ours(batch_size: int, device: str = "cpu", stored: int = STORED, **settings: Any) -> Any:
-    return sb3(ContrastiveSAC, batch_size, stored, device=device, **settings)
-
-
 def sample(agent: Any, batch_size: int) -> Any:
     """Return a batch with the crops that an update needs."""
     return agent.replay_buffer.sample_views(batch_size, agent._augment, 1)
@@ -99,18 +89,11 @@ def sample(agent: Any, batch_size: int) -> Any:
 
 def load_peer(folder: Path) -> tuple[Any, Any]:
     """Import the peer's agent and buffer from its checkout."""
-    gym: Any = types.ModuleType("gym")
-    gym.Wrapper, gym.spaces = gymnasium.Wrapper, gymnasium.spaces
-    shape: Any = types.ModuleType("skimage.util.shape")
-    shape.view_as_windows = np.lib.stride_tricks.sliding_window_view
-    stand_ins = {
-        "gym": gym,
-        "skimage": types.ModuleType("skimage"),
-        "skimage.util": types.ModuleType("skimage.util"),
-        "skimage.util.shape": shape,
-    }
-    for name, module in stand_ins.items():
-        sys.modules.setdefault(name, module)
+    for name in ("gym", "skimage", "skimage.util", "skimage.util.shape"):
+        stand_in: Any = types.ModuleType(name)
+        stand_in.Wrapper, stand_in.spaces = gymnasium.Wrapper, gymnasium.spaces
+        stand_in.view_as_windows = np.lib.stride_tricks.sliding_window_view
+        sys.modules.setdefault(name, stand_in)
     sys.path.insert(0, str(folder))
     import curl_sac
     import utils
@@ -142,7 +125,7 @@ def updates(batch_size: int, rounds: int, folder: Path | None, device: torch.dev
         if settings.get("precision") == "bf16" and not bf16_is_native(device):
             print(f"{name}: left out, this device only emulates bfloat16", flush=True)
             continue
-        mine = ours(batch_size, str(device), **settings)
+        mine = sb3(ContrastiveSAC, batch_size, device=str(device), **settings)
         views = sample(mine, batch_size)
         subjects[name] = lambda mine=mine, views=views: [mine.update(views) for _ in range(2)]
     sac = sb3(SAC, batch_size, 300, SEEN, policy_kwargs={"net_arch": [1024, 1024]}, device=str(device))
@@ -153,7 +136,7 @@ def updates(batch_size: int, rounds: int, folder: Path | None, device: torch.dev
 
 def methods(batch_size: int, rounds: int) -> dict[str, float]:
     """Return the milliseconds of the methods of one update, same mathematics in float32."""
-    agent = ours(batch_size)
+    agent = sb3(ContrastiveSAC, batch_size)
     batch = sample(agent, batch_size)
     target, logs = agent.target(batch), {}
     observations = agent.policy.encoder.prepare(batch.observations)
@@ -175,7 +158,7 @@ def methods(batch_size: int, rounds: int) -> dict[str, float]:
 
 def sampling(batch_size: int, rounds: int, folder: Path | None) -> dict[str, float]:
     """Return the milliseconds of a sample with three crops."""
-    agent = ours(8, hidden=(8,))
+    agent = sb3(ContrastiveSAC, 8, hidden=(8,))
     subjects: dict[str, Callable[[], Any]] = {"ours": lambda: sample(agent, batch_size)}
     if folder is not None:
         subjects[PEER] = peer(folder, batch_size)[1].sample_cpc

@@ -26,7 +26,7 @@ from dipole.rl.envs.running.workers import WorkerVecEnv
 
 def evaluate(
     agent: BaseAlgorithm,
-    env: gymnasium.Env[Any, Any] | VecEnv | str,
+    env: Any,
     episodes: int = 10,
     seed: int | None = None,
     frames: list[NDArray[np.uint8]] | None = None,
@@ -40,8 +40,8 @@ def evaluate(
 
     Args:
         agent: any SB3 agent.
-        env: not the training environment, or a task's name. A VecEnv of SB3 plays its environments together. Its
-            VecNormalize takes the means and variances of the agent's.
+        env: a gymnasium.Env other than the training environment, or a task's name. A VecEnv of SB3 plays its
+            environments together. Its VecNormalize takes the means and variances of the agent's.
         episodes: how many, >= 1.
         seed: of the first episode. None draws one.
         frames: a list that collects the rendered frames, (H, W, 3), of the first episode, for a video.
@@ -56,73 +56,67 @@ def evaluate(
     env = validate(env)
     check_integers(episodes=episodes)
     if isinstance(env, VecEnv):
-        return _together(agent, env, episodes, seed, frames, deterministic)
-    see = seeing(agent, env.observation_space)
-    env = guarded(env)
+        if seed is not None:  # or SB3 draws one from a generator of training
+            env.seed(seed)
+        return _together(agent, env, episodes, frames, deterministic)
+    see, env = seeing(agent, env.observation_space), guarded(env)
     returns: list[float] = []
-    observation, _ = env.reset(seed=seed if seeds is None else seeds(0))
-    total, in_a_row, begun = 0.0, 0, 1
-    kept = 0 if observations is None else len(observations)
-    memory, starts = None, np.ones(1, bool)  # of a recurrent policy
+    begun = in_a_row = 0
     while len(returns) < episodes:
-        if frames is not None and not returns:
-            frames.append(rendered(env))
-        observation = see(observation)
-        if observations is not None:
-            observations.append(observation)
-        action, memory = agent.predict(observation, memory, starts, deterministic)
-        observation, reward, terminated, truncated, info = env.step(action[()])  # a discrete one as a number
-        total += float(reward)
-        starts[:] = terminated or truncated
-        if starts.any():
-            in_a_row = in_a_row + 1 if "fault" in info else 0
-            if in_a_row == 0:
-                returns.append(total)
-            elif in_a_row == PATIENCE:
-                raise TrainingError(f"{PATIENCE} episodes in a row failed: {fault_message(0, info['fault'])}")
+        if seeds is not None:
+            seed = seeds(begun)
+        observation, _ = env.reset(seed=seed)
+        begun, seed = begun + 1, None
+        memory, starts = None, np.ones(1, bool)  # of a recurrent policy
+        total, ended, seen = 0.0, False, []
+        while not ended:
+            if frames is not None and not returns:
+                frames.append(rendered(env))
+            part = see(observation)
             if observations is not None:
-                del observations[kept if in_a_row else len(observations) :]
-                kept = len(observations)
-            total = 0.0
-            if len(returns) < episodes or seeds is None:
-                observation, _ = env.reset(seed=None if seeds is None else seeds(begun))
-                begun += 1
+                seen.append(part)
+            action, memory = agent.predict(part, memory, starts, deterministic)
+            observation, reward, terminated, truncated, info = env.step(action[()])  # a discrete one as a number
+            total += float(reward)
+            ended, starts[:] = terminated or truncated, False
+        if "fault" not in info:
+            in_a_row = 0
+            returns.append(total)
+            if observations is not None:
+                observations += seen
+            continue
+        in_a_row += 1
+        if in_a_row == PATIENCE:
+            raise TrainingError(f"{PATIENCE} episodes in a row failed: {fault_message(0, info['fault'])}")
     return returns
 
 
 def _together(
-    agent: BaseAlgorithm,
-    env: VecEnv,
-    episodes: int,
-    seed: int | None,
-    frames: list[NDArray[np.uint8]] | None,
-    deterministic: bool,
+    agent: BaseAlgorithm, env: VecEnv, episodes: int, frames: list[NDArray[np.uint8]] | None, deterministic: bool
 ) -> list[float]:
     """Return the returns of episodes in all environments of a VecEnv, as SB3's `evaluate_policy` plays them."""
     of_training, own = agent.get_vec_normalize_env(), unwrap_vec_normalize(env)
     see = seeing(agent, env.observation_space, is_normalized=own is not None)
-    kept = {}
+    player: Any = SimpleNamespace(predict=lambda seen, **settings: agent.predict(see(seen), **settings))
+    before = {}
     if own is not None:
+        before = {"training": own.training, "norm_reward": own.norm_reward}
+        own.training = own.norm_reward = False
         if of_training is not None and of_training.norm_obs:
             own.obs_rms = copy.deepcopy(of_training.obs_rms)
-        kept = {name: getattr(own, name) for name in ("training", "norm_reward")}
-        own.training = own.norm_reward = False
 
     def film(played: dict[str, Any], _: Any) -> None:
         if frames is not None and not played["episode_rewards"] and played["i"] == 0:
             frames.append(rendered(env))
 
-    player: Any = SimpleNamespace(predict=lambda seen, **settings: agent.predict(see(seen), **settings))
-    if seed is not None:  # or SB3 draws one from a generator of training
-        env.seed(seed)
     try:
-        returns, _ = evaluate_policy(
+        found: Any = evaluate_policy(
             player, env, episodes, deterministic, callback=film, return_episode_rewards=True, warn=False
         )
     finally:
-        for name, value in kept.items():
+        for name, value in before.items():
             setattr(own, name, value)
-    return [float(each) for each in returns]  # type: ignore[union-attr]
+    return [float(each) for each in found[0]]
 
 
 def seeing(agent: BaseAlgorithm, space: Any, is_normalized: bool = False) -> Callable[[Any], Any]:

@@ -89,8 +89,8 @@ def test_presets_hold_the_published_settings():
 def test_save_load_and_predict(tiny_agent, tmp_path):
     agent, twin = (tiny_agent(objective="infonce(similarity=bilinear) + 0.1*dp").learn(14) for _ in range(2))
     assert same(agent, twin)  # of one seed
-    agent.save(tmp_path / "agent")
-    loaded = ContrastiveSAC.load(tmp_path / "agent.zip", device="cpu")
+    agent.save(tmp_path / "agent-1.0.zip")
+    loaded = ContrastiveSAC.load(tmp_path / "agent-1.0", device="cpu")
     assert str(loaded.contrast) == str(agent.contrast)
     observation, _ = make_env("dot").reset(seed=0)
     for deterministic in (True, False):

@@ -116,16 +116,11 @@ class CheckedEnvironments(OffPolicyAlgorithm):
         return super().learn(total_timesteps, callback, log_interval, *rest, **more)
 
     def _setup_learn(
-        self,
-        total_timesteps: int,
-        callback: Any = None,
-        reset_num_timesteps: bool = True,
-        tb_log_name: str = "run",
-        progress_bar: bool = False,
+        self, total_timesteps: int, callback: Any = None, reset_num_timesteps: bool = True, *rest: Any, **settings: Any
     ) -> tuple[int, Any]:
         check_integers(0, total_timesteps=total_timesteps)
-        if not isinstance(tb_log_name, str):
-            raise ConfigError(f"tb_log_name must be a text, the folder's name, got {tb_log_name!r}.")
+        if rest and not isinstance(rest[0], str):
+            raise ConfigError(f"tb_log_name must be a text, the folder's name, got {rest[0]!r}.")
         if self.env is None:
             raise ConfigError("the agent has no environment: give one to load(path, env=...), or to set_env.")
         require_width(self.action_noise, (self.n_envs, *(self.action_space.shape or ())))
@@ -137,7 +132,7 @@ class CheckedEnvironments(OffPolicyAlgorithm):
             self.environment_steps = 0
         self._setup_lr_schedule()  # of a rate that was assigned
         noise, before = noise_state(self.action_noise), self._last_obs
-        prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+        prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *rest, **settings)
         for name in ("ep_info_buffer", "ep_success_buffer"):  # those of a file may have another length
             setattr(self, name, deque(getattr(self, name), self._stats_window_size))
         if not reset_num_timesteps:  # SB3 resets it in every call of `learn`

@@ -216,7 +216,7 @@ def require_full_range(name: str, space: spaces.Space[Any], observations: list[A
             )
 
 
-def rendered(env: gymnasium.Env[Any, Any]) -> np.ndarray:
+def rendered(env: Any) -> np.ndarray:
     """Render the environment, (H, W, 3) uint8. Raise ConfigError if it draws no picture."""
     picture = env.render()
     got = str(picture)
