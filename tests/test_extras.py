@@ -100,7 +100,6 @@ HANDED_OUT = {
     "dipole.text.senteval": dipole.text.senteval.__all__,
     "dipole.vision": dipole.vision._HOME,
     "dipole.vision.export": ["DipoleVisionConfig", "DipoleVisionModel"],
-    "dipole.vision.frameworks": ["SimCLR", "MoCo"],
     "dipole.vision.toy": ["ToyAdapter", "ToyConfig"],
     "dipole.core.train.objective_callback": ["ObjectiveCallback"],
 }

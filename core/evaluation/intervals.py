@@ -1,9 +1,8 @@
-"""Bootstrap intervals over seeds and tasks."""
+"""The interquartile mean over seeds, and its bootstrap interval."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,7 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 from dipole.core.utils.errors import ConfigError, DataError
 
 Array: TypeAlias = NDArray[np.float64]
-Statistic: TypeAlias = Literal["mean", "iqm"] | Callable[[Array], Array]
 
 
 def interquartile_mean(values: ArrayLike) -> float:
@@ -27,46 +25,27 @@ def interquartile_mean(values: ArrayLike) -> float:
 
 
 def bootstrap_interval(
-    values: Sequence[float] | Sequence[Sequence[float]] | Sequence[Array] | Array,
-    statistic: Statistic = "mean",
-    confidence: float = 0.95,
-    draws: int = 10_000,
-    seed: int = 0,
+    values: ArrayLike, confidence: float = 0.95, draws: int = 10_000, seed: int = 0
 ) -> tuple[float, float]:
-    """Return the bootstrap percentile interval of a statistic (Efron 1979), or nan if no sample has two values.
-
-    Several samples are stratified as in Agarwal et al. 2021 (rliable): each sample is redrawn separately, and the
-    statistic is computed of all drawn values together.
+    """Return the bootstrap percentile interval (Efron 1979) of the interquartile mean, or nan of a single value.
 
     Args:
-        values: one sample (n,), or several samples of any sizes.
-        statistic: "mean", "iqm" (interquartile mean), or a function of redraws (R, n) -> (R,).
+        values: one sample (n,).
         confidence: of the interval, in (0, 1).
-        draws: number of redraws R.
+        draws: number of redraws.
         seed: of the redraws.
 
     Raises:
-        ConfigError: `confidence` lies outside its range, or the statistic has another name.
-        DataError: a sample is empty or holds a value that is not finite.
+        ConfigError: `confidence` lies outside its range.
+        DataError: the sample is empty or holds a value that is not finite.
     """
-    if not callable(statistic) and statistic not in _STATISTICS:
-        raise ConfigError(f"no statistic {statistic!r}. Allowed: {', '.join(_STATISTICS)}, or a function.")
-    of_rows = statistic if callable(statistic) else _STATISTICS[statistic]
-    is_nested = len(values) > 0 and np.ndim(cast(Any, values[0])) > 0
-    samples = [as_sample(sample) for sample in (values if is_nested else [values])]
-    generator = np.random.default_rng(seed)
-    drawn = [x[generator.integers(0, len(x), size=(draws, len(x)))] for x in samples]
-    if max(map(len, samples)) == 1:
-        percentiles(np.zeros(1), confidence)
-        return float("nan"), float("nan")
-    return percentiles(of_rows(np.concatenate(drawn, axis=1)), confidence)
-
-
-def percentiles(redrawn: Array, confidence: float) -> tuple[float, float]:
-    """The middle `confidence` of a statistic's redraws (R,)."""
     if not 0 < confidence < 1:
         raise ConfigError(f"confidence must lie between 0 and 1, got {confidence!r}.")
-    low, high = np.quantile(redrawn, [(1 - confidence) / 2, (1 + confidence) / 2])
+    sample = as_sample(values)
+    if len(sample) == 1:
+        return float("nan"), float("nan")
+    redrawn = sample[np.random.default_rng(seed).integers(0, len(sample), size=(draws, len(sample)))]
+    low, high = np.quantile(_middle_half(redrawn), [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
 
 
@@ -83,15 +62,8 @@ def as_sample(values: ArrayLike) -> Array:
     return sample
 
 
-def _mean(rows: Array) -> Array:
-    return cast(Array, rows.mean(axis=-1))
-
-
 def _middle_half(rows: Array) -> Array:
     """Interquartile mean along the last axis."""
     n = rows.shape[-1]
     low, high = n // 4, n - n // 4
     return cast(Array, np.partition(rows, (low, high - 1), axis=-1)[..., low:high].mean(axis=-1))
-
-
-_STATISTICS: dict[str, Callable[[Array], Array]] = {"mean": _mean, "iqm": _middle_half}

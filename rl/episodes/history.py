@@ -106,5 +106,5 @@ def aggregate(values: Sequence[float], confidence: float = 0.95, draws: int = 10
         ConfigError: `confidence` lies outside its range.
     """
     sample = as_sample(values)
-    low, high = bootstrap_interval(sample, "iqm", confidence, draws, seed)
+    low, high = bootstrap_interval(sample, confidence, draws, seed)
     return Aggregate(len(sample), float(sample.mean()), interquartile_mean(sample), low, high)

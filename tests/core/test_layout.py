@@ -13,7 +13,7 @@ import threading
 import tomllib
 import traceback
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from math import isnan
 from pathlib import Path
@@ -208,26 +208,20 @@ def test_intervals_are_those_of_scipy():
         values = np.random.default_rng(n).normal(size=n)
         assert interquartile_mean(values) == pytest.approx(stats.trim_mean(values, 0.25), rel=1e-14)
     values = np.random.default_rng(0).exponential(size=30)
-    found = bootstrap_interval(values, "mean", confidence=0.9)
-    theirs = stats.bootstrap((values,), np.mean, confidence_level=0.9, method="percentile", random_state=1)
-    assert found == pytest.approx(theirs.confidence_interval, abs=0.02)
-    assert bootstrap_interval(values, lambda drawn: np.median(drawn, axis=1)) != found
+    trimmed = partial(stats.trim_mean, proportiontocut=0.25)
+    theirs = stats.bootstrap((values,), trimmed, confidence_level=0.9, method="percentile", random_state=1)
+    assert bootstrap_interval(values, 0.9) == pytest.approx(theirs.confidence_interval, abs=0.02)
 
 
-def test_several_samples_are_redrawn_each_by_itself_and_covered_as_often_as_it_says():
+def test_an_interval_covers_as_often_as_it_says():
     generator = np.random.default_rng(1)
-    samples = [generator.normal(level, 0.1, size=20).tolist() for level in (0, 10)]
-    low, high = bootstrap_interval(samples)
-    assert 0 < high - low < 0.1
-    assert bootstrap_interval(samples) == (low, high) != bootstrap_interval(samples, seed=1)
-    assert np.ptp(bootstrap_interval([*samples[0], *samples[1]])) > 2
+    sample = generator.normal(size=20).tolist()
+    assert bootstrap_interval(sample) == bootstrap_interval(sample) != bootstrap_interval(sample, seed=1)
     intervals = [bootstrap_interval(generator.normal(size=40), draws=400, seed=i) for i in range(200)]
     assert 0.88 <= np.mean([low <= 0 <= high for low, high in intervals]) <= 0.99
     assert all(map(isnan, bootstrap_interval([3.0])))
-    assert all(map(isnan, bootstrap_interval([[3.0], [4.0]], "iqm")))
     refused(ConfigError, "between 0 and 1", bootstrap_interval, [1.0, 2.0], confidence=95)
-    refused(ConfigError, "mean, iqm", bootstrap_interval, [1.0, 2.0], "median")
-    for wrong in ([], [1.0, float("nan")], ["a"], [[1.0], []], [[[1.0, 2.0]]]):
+    for wrong in ([], [1.0, float("nan")], ["a"], [[1.0], []], [[1.0, 2.0]]):
         refused(DataError, "finite numbers", bootstrap_interval, wrong)
 
 
