@@ -13,14 +13,6 @@ from dipole.core.objectives.objective import Composite, Outcome
 from dipole.core.objectives.term_values import GlobalPairs
 
 
-def explain_not_finite(step: int, outcome: Outcome, batch: GlobalPairs, objective: Composite, norm: Tensor) -> str:
-    """Name the term, the place and what helps."""
-    return (
-        f"step {step}: {not_finite(outcome, batch, objective, norm)} Stopped before the optimizer step; the last "
-        "checkpoint is intact. Try a lower train.learning_rate, train.clip, a higher temperature, train.precision = 32."
-    )
-
-
 def not_finite(outcome: Outcome, batch: GlobalPairs, objective: Composite, norm: Tensor) -> str:
     """Name the term and the place. This runs once, so it may compute."""
     shown = ", ".join(f"{name} = {float(term):.6g}" for name, term in outcome.terms.items())

@@ -30,10 +30,7 @@ def check_onnx() -> None:
 
 
 def write_onnx(
-    folder: Path,
-    module: nn.Module,
-    tried: Sequence[Mapping[str, Tensor]],
-    free: Mapping[str, Sequence[str]],
+    folder: Path, module: nn.Module, tried: Sequence[Mapping[str, Tensor]], free: Mapping[str, Sequence[str]]
 ) -> None:
     """Write `FILE` into a folder and check it: onnxruntime must reproduce the module's output, named `OUTPUT`.
 

@@ -103,12 +103,7 @@ class LARS(Optimizer):
     """
 
     def __init__(
-        self,
-        params: Any,
-        lr: float,
-        momentum: float = 0.9,
-        weight_decay: float = 0.0,
-        trust: float = 1e-3,
+        self, params: Any, lr: float, momentum: float = 0.9, weight_decay: float = 0.0, trust: float = 1e-3
     ) -> None:
         for name, value, allowed, fits in (
             ("lr", lr, ">= 0", lr >= 0),

@@ -22,7 +22,7 @@ from dipole.core.train.checkpoint import restoring
 from dipole.core.train.config import TrainConfig
 from dipole.core.train.launch import Processes
 from dipole.core.train.memory_saving import PatchedEncoders, compiler_problem
-from dipole.core.train.not_finite import explain_not_finite, overflowed
+from dipole.core.train.not_finite import not_finite, overflowed
 from dipole.core.train.optimizer import build_optimizer, learning_rate
 from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.core.utils.sync_batch_norm import synchronize
@@ -99,7 +99,11 @@ class Update:
             # The mean of squares is not the square of the mean.
             values |= {"train/grad_norm": norm, "train/grad_norm_squared": norm * norm}
         elif not overflowed(loss, scaler):
-            raise TrainingError(explain_not_finite(step + 1, outcome, pairs, objective, norm))
+            raise TrainingError(
+                f"step {step + 1}: {not_finite(outcome, pairs, objective, norm)} Stopped before the optimizer step; "
+                "the last checkpoint is intact. Try a lower train.learning_rate, train.clip, a higher temperature, "
+                "train.precision = 32."
+            )
         scaler.update()
         adapter.after_step()  # also of a step that float16 skips: its rows are as good as others for a queue
 

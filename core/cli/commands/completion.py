@@ -9,23 +9,23 @@ from shlex import quote
 from typing import Any
 
 from dipole.core.cli import Runner
+from dipole.core.cli.commands.list import KINDS, list_kind
 
 SHELLS = ("bash", "zsh", "tcsh")
-# How an argument is completed, by its metavar or by command and metavar. Kinds are those of `dipole list`.
+# How an argument is completed, by its metavar or by command and metavar: kinds of `dipole list`, or words.
 FOLDERS = ("AGENT", "DIR", "FOLDER")
 FILES = ("FILE", "PATH", "INPUT", "RECIPE", "SUITE", "RUN", "RUNS", "PLACE", "auto|never|PATH", "dipole show NAME")
 NAMES = {
     "RECIPE": ("recipes",),
     "SUITE": ("suites",),
     "dipole check TARGET": ("objectives", "regularizers"),
-    "dipole show NAME": ("objectives", "regularizers", "diagnostics", "recipes", "suites", "domains", "parts"),
+    "dipole show NAME": (*KINDS[:-1], "parts", "run", "train"),
     "dipole data get NAME": ("data sets that are fetched",),
     "RUN": ("run folders",),
-    "RUNS": ("kept",),
-    "PLACE": ("kept",),
-    "auto|never|PATH": ("beginnings",),
+    "RUNS": ("shipped",),
+    "PLACE": ("shipped",),
+    "auto|never|PATH": ("auto", "never"),
 }
-WORDS = {"kept": ("shipped",), "beginnings": ("auto", "never")}
 # The shell lists runs itself, because they change after the script was written.
 RUN_FOLDERS = "$(cd runs 2>/dev/null && ls)"
 
@@ -76,24 +76,18 @@ def _marked(parser: argparse.ArgumentParser, shell: str) -> Iterator[str]:
             marked.complete = {shell: function}
             listed = [RUN_FOLDERS] * ("run folders" in kinds)
             listed += [quote(name) for kind in kinds if kind != "run folders" for name in _names(kind)]
-            yield _function(function, " ".join(listed), metavar in FILES, shell)
+            lines = [f'compgen -W "{" ".join(listed)}" -- "$1"', '_shtab_compgen_files "$1"']
+            if shell == "zsh":
+                lines = [f"compadd -- {' '.join(listed)}", "_files"]
+            lines = [f"{function}() {{", *(f"  {line}" for line in lines[: 1 + (metavar in FILES)]), "}"]
+            yield "\n".join(lines)
         elif metavar in FOLDERS:
             marked.complete = shtab.DIRECTORY
         elif metavar in FILES:
             marked.complete = shtab.FILE
 
 
-def _function(name: str, words: str, files: bool, shell: str) -> str:
-    """Return a shell function that offers words, and files if `files`."""
-    lines = [f'compgen -W "{words}" -- "$1"', '_shtab_compgen_files "$1"']
-    if shell == "zsh":
-        lines = [f"compadd -- {words}", "_files"]
-    return "\n".join([f"{name}() {{", *(f"  {line}" for line in lines[: 1 + files]), "}"])
-
-
 def _names(kind: str) -> list[str]:
-    if kind in WORDS:
-        return list(WORDS[kind])
     if kind == "data sets that are fetched":
         from dipole.core.train.data_sets import fetched
 
@@ -101,7 +95,7 @@ def _names(kind: str) -> list[str]:
     if kind == "parts":
         from dipole.core.train.names import parts
 
-        return [*parts(), "run", "train"]
-    from dipole.core.cli.commands.list import list_kind
-
-    return [entry["name"] for entry in list_kind(kind)]
+        return [*parts()]
+    if kind in KINDS:
+        return [entry["name"] for entry in list_kind(kind)]
+    return [kind]

@@ -23,6 +23,7 @@ from dipole.core.cli.app import broken_plugins
 from dipole.core.cli.output import say
 from dipole.core.cli.parser import add_runs
 from dipole.core.train.domains import Domain, domains
+from dipole.core.utils.download import free_bytes
 from dipole.core.utils.errors import DipoleError
 from dipole.core.utils.extras import install_line
 from dipole.core.utils.files import why
@@ -89,14 +90,11 @@ def _torch() -> Iterator[Finding]:
         yield Finding("torch", "broken", f"cannot be imported: {error}", fix)
         return
     yield Finding("torch", "ok", torch.__version__)
-    available = processors()
-    threads = torch.get_num_threads()
-    text = f"{threads} for {counted(available, 'processor')}"
+    available, threads = processors(), torch.get_num_threads()
+    state, fix = "ok", ""
     if threads > available:
-        fix = f"There are more threads than processors. Set OMP_NUM_THREADS={available}"
-        yield Finding("threads", "missing", text, fix)
-    else:
-        yield Finding("threads", "ok", text)
+        state, fix = "missing", f"There are more threads than processors. Set OMP_NUM_THREADS={available}"
+    yield Finding("threads", state, f"{threads} for {counted(available, 'processor')}", fix)
     yield _gpu()
     yield _bfloat16()
     yield _engine()
@@ -161,11 +159,13 @@ def _packages() -> Iterator[Finding]:
         yield Finding("packages", "broken", "dipole itself is not installed", "pip install -e .")
         return
     for line in map(Requirement, lines):
-        for extra in ("", *extras):
-            # Requirements of dipole itself are not repeated for its extras.
-            if line.name == "dipole" or (extra and _wanted(line, "")) or not _wanted(line, extra):
-                continue
-            wanted.setdefault(extra or "core", []).append(line)
+        needing = [extra for extra in ("", *extras) if line.marker is None or line.marker.evaluate({"extra": extra})]
+        # Requirements of dipole itself are not repeated for its extras.
+        if "" in needing:
+            needing = ["core"]
+        for extra in needing:
+            if line.name != "dipole":
+                wanted.setdefault(extra, []).append(line)
     for extra, packages in wanted.items():
         absent, old = _compare(packages)
         name, state, install = f"packages of {extra}", "missing", install_line(extra)
@@ -193,11 +193,6 @@ def _compare(packages: list[Requirement]) -> tuple[list[str], list[str]]:
             if not package.specifier.contains(found, prereleases=True):
                 old.append(f"{package.name} {found} (wanted {package.specifier})")
     return absent, old
-
-
-def _wanted(line: Requirement, extra: str) -> bool:
-    """Return whether an extra ("" for dipole itself) needs a package on this Python and system."""
-    return line.marker is None or line.marker.evaluate({"extra": extra})
 
 
 def _plugins() -> Iterator[Finding]:
@@ -271,21 +266,15 @@ def _runs_folder(runs: Path) -> Iterator[Finding]:
         yield Finding("runs folder", "broken", f"{runs.absolute()}: {problem}", "Choose another folder with --runs.")
         return
     yield Finding("runs folder", "ok", str(runs.absolute()))
-    free = shutil.disk_usage(_existing(runs)).free
-    text = f"{free / 2**30:.1f} GiB free"
+    free, state, fix = free_bytes(runs.absolute()), "ok", ""
     if free < LOW_DISK:
-        yield Finding("disk", "missing", text, "Free some space, or choose another folder with --runs.")
-    else:
-        yield Finding("disk", "ok", text)
-
-
-def _existing(folder: Path) -> Path:
-    return next(each for each in [folder.absolute(), *folder.absolute().parents] if each.exists())
+        state, fix = "missing", "Free some space, or choose another folder with --runs."
+    yield Finding("disk", state, f"{free / 2**30:.1f} GiB free", fix)
 
 
 def _unwritable(folder: Path) -> str:
     """Try to write in the folder or its nearest parent. Return the problem, or ""."""
-    existing = _existing(folder)
+    existing = next(each for each in [folder.absolute(), *folder.absolute().parents] if each.exists())
     try:
         with tempfile.TemporaryFile(dir=existing):
             return ""
