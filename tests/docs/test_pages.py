@@ -30,12 +30,7 @@ NEEDS = {
     "how-to/transformers.md": "transformers",
 }  # fmt: skip
 SMALLER = {
-    "start/agents.md": [
-        ("learn(600", "learn(28"),
-        ("learn(300", "learn(28"),
-        ("=200,", "=20,"),
-        ("episodes=2", "episodes=1"),
-    ],
+    "start/agents.md": [("n(600", "n(28"), ("n(300", "n(28"), ("=200,", "=20,"), ("episodes=2", "episodes=1")],
     "start/images.md": [("range(20)", "range(0)")],  # the program of the README, which is tested below
     "start/loop.md": [("randn(100", "randn(3")],
     "how-to/stable-baselines3.md": [("learn(300", "learn(120")],
