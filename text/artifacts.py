@@ -20,6 +20,7 @@ from torch import nn
 
 from dipole.core.utils.errors import CheckpointError
 from dipole.core.utils.received import read_json
+from dipole.core.utils.rows import open_bytes
 from dipole.text.config import TextSettings
 from dipole.text.data import Data, RunningText, TableData
 from dipole.text.encoders.networks import BagOfWords, Encoder, Pooled, SentenceModel, Transformer, WordGRU
@@ -88,7 +89,8 @@ def save_artifacts(
         inner.config.save_pretrained(folder / "transformer")
     if config.expand:
         assert config.vectors is not None  # the configuration has checked it
-        shutil.copyfile(config.vectors, folder / "vectors.txt")
+        with open_bytes(Path(config.vectors)) as packed, (folder / "vectors.txt").open("wb") as plain:
+            shutil.copyfileobj(packed, plain)
 
 
 class Artifacts:

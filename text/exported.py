@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -15,9 +15,8 @@ from dipole.core.utils.errors import ConfigError, DataError, TrainingError
 from dipole.core.utils.extras import needing
 from dipole.core.utils.pickles import refusal
 from dipole.core.utils.received import read_json
-
-if TYPE_CHECKING:
-    from dipole.text.encode import Normalize, SentenceEncoder
+from dipole.text.encode import Normalize, SentenceEncoder
+from dipole.text.encoders.networks import pooled
 
 POOLED = "dipole_pooling"  # in the config.json of a plain transformer: how its run pools
 BATCH = 32  # sentences at a time, of similar length
@@ -70,7 +69,6 @@ def _sentence_transformer(folder: Path, device: torch.device) -> tuple[Any, Any]
 
 
 def _transformer(folder: Path, device: torch.device) -> Any:
-    from dipole.text.encoders.networks import pooled
     from dipole.text.portable import DipoleSentenceModel
 
     model = open_exported(folder, device, "input_ids")

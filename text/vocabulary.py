@@ -2,6 +2,7 @@
 
 import hashlib
 import heapq
+import io
 import json
 import re
 import unicodedata
@@ -17,6 +18,7 @@ from tokenizers.models import WordLevel
 
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.received import read_json
+from dipole.core.utils.rows import DAMAGED, open_bytes
 
 UNKNOWN = "<unk>"
 # Letters of scripts that put no blank between words: each is a word of its own, as in Unicode's default word boundaries
@@ -248,19 +250,17 @@ class Tokens:
 
 
 VECTORS = (
-    "Give unpacked text, a word and its numbers on each line, divided by blanks. gensim makes it of a binary file: "
+    "Give text (also .gz), a word and its numbers on each line, divided by blanks. gensim makes it of a binary file: "
     "KeyedVectors.load_word2vec_format(FILE, binary=True).save_word2vec_format(NEW)."
 )
 
 
 def read_vectors(path: str | Path, wanted: Container[str] | None = None) -> tuple[list[str], np.ndarray]:
     """Read words, only those `wanted`, and vectors (n, width) in float32 from a text file of GloVe or word2vec."""
-    words: list[str] = []
-    rows: list[np.ndarray] = []
-    seen: set[str] = set()
+    found: dict[str, np.ndarray] = {}
     width = 0
     try:
-        with Path(path).open(encoding="utf-8", errors="replace", newline="\n") as file:
+        with io.TextIOWrapper(open_bytes(Path(path)), "utf-8", errors="replace", newline="\n") as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
@@ -273,22 +273,20 @@ def read_vectors(path: str | Path, wanted: Container[str] | None = None) -> tupl
                     problem = f"{len(fields) - 1} numbers after the word, expected {width}"
                     raise DataError(f"{path}, line {number}: {problem}. {VECTORS}")
                 word = " ".join(fields[: len(fields) - width])  # GloVe 840B has a few words with blanks
-                if word in seen or (wanted is not None and word not in wanted):
+                if word in found or (wanted is not None and word not in wanted):
                     continue
                 try:
-                    rows.append(np.array(fields[len(fields) - width :], dtype=np.float32))
+                    found[word] = np.array(fields[len(fields) - width :], dtype=np.float32)
                 except ValueError:
                     problem = f"the vector of {word[:40]!r} holds something else than numbers"
                     raise DataError(f"{path}, line {number}: {problem}. {VECTORS}") from None
-                words.append(word)
-                seen.add(word)
-    except OSError as error:
-        raise DataError(f"word vectors {path} cannot be read: {error.strerror}") from error
-    if not words and wanted is None:
+    except DAMAGED as error:
+        raise DataError(f"word vectors {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if not found and wanted is None:
         raise DataError(f"{path} holds no word vectors")
-    if not rows:
+    if not found:
         return [], np.zeros((0, width), dtype=np.float32)
-    return words, np.stack(rows)
+    return list(found), np.stack([*found.values()])
 
 
 def expand(
