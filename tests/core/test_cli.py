@@ -46,8 +46,7 @@ def test_help_is_quick_and_loads_no_torch():
     done = subprocess.run([sys.executable, "-c", HELP, commands], capture_output=True, text=True, check=True)
     for line in done.stdout.splitlines():
         command, code, usage, seconds, loaded = json.loads(line)
-        assert usage.startswith("usage: dipole"), command
-        assert (code, loaded) == (0, []), command
+        assert (code, loaded, usage[:13]) == (0, [], "usage: dipole"), command
         assert seconds < 0.6, command  # 0.3 on an idle machine
 
 
@@ -68,8 +67,7 @@ def test_train_eval_export(blobs, capsys):
         assert words in out
     assert (record.seed, record.objective) == (3, "infonce + 0.1*dp")
     code, out, err = dipole(capsys, *command)
-    assert (code, err) == (0, "")
-    assert "--overwrite runs it again" in out
+    assert (code, err, "--overwrite runs it again" in out) == (0, "", True)
     answer = told(capsys, "eval", folder.name[:4])
     assert answer == {"run": str(folder), "agrees": True, "results": record.results, "notes": []}
     done(capsys, "eval", folder)
@@ -79,7 +77,7 @@ def test_train_eval_export(blobs, capsys):
     assert again.model_copy(update={"evaluations": []}) == record
     assert done(capsys, "export", folder, "--to", "text", "--out", "exported") == "exported\n"
     assert "infonce + 0.1*dp" in Path("exported/weights.txt").read_text()
-    assert dipole(capsys, "export", folder, "--to", "text", "--out", "exported")[0] == 2
+    refused(capsys, "export", folder, "--to", "text", "--out", "exported")
     assert "Did you mean 'text'? Formats: text." in refused(capsys, "export", folder, "--to", "test")
 
 
@@ -133,8 +131,7 @@ def test_list_names_what_exists(blobs, capsys):
     assert {"lmcl-table4", "cross-domain", "demo"} <= names["suites"]
     assert all(each["summary"] for entries in listed.values() for each in entries)
     out = done(capsys, "list", "regularizers")
-    assert out.startswith("regularizers:\n")
-    assert "infonce" not in out
+    assert (out.startswith("regularizers:\n"), "infonce" in out) == (True, False)
 
 
 def test_show_explains_an_objective_a_table_and_a_recipe(blobs, capsys):
@@ -149,7 +146,7 @@ def test_show_explains_an_objective_a_table_and_a_recipe(blobs, capsys):
     # A recipe and a suite may share a name: both are shown.
     suite, recipe = told(capsys, "show", "lmcl-table5")
     assert (suite["kind"], recipe["kind"]) == ("suite", "recipe")
-    assert told(capsys, "show", suite["path"]) == suite | {"name": suite["path"]}
+    assert told(capsys, "show", suite["path"])["text"] == suite["text"]
     assert done(capsys, "show", blobs) == blobs.read_text() + "\n"
     assert "[scale.paper]" in done(capsys, "show", "lmcl-table4")
 

@@ -229,16 +229,12 @@ def test_rm_touches_nothing_outside_the_folder_of_runs(trained, capsys):
     shutil.copytree(inside, outside)
     link = Path("runs") / "link"
     link.symlink_to(outside.resolve(), target_is_directory=True)
-    messages = {
-        outside: "is not in runs/. Give its folder of runs with --runs",
-        link: f"is a link to {outside.resolve()}",
-    }
+    messages = {outside: "is not in runs/. Give its folder of runs with --runs", link: f"link to {outside.resolve()}"}
     for name, words in (messages | {".": "is no run folder: it has no config.toml and no record.json"}).items():
         assert words in refused(capsys, "rm", name, "--yes")
     # One that may not be removed keeps the others as well.
     refused(capsys, "rm", inside, outside, "--yes")
-    assert inside.is_dir()
-    assert outside.is_dir()
+    assert (inside.is_dir(), outside.is_dir()) == (True, True)
 
 
 def test_rm_refuses_a_run_that_is_trained(trained, capsys):
@@ -254,9 +250,7 @@ def test_rm_refuses_a_run_that_is_trained(trained, capsys):
         gone.wait()
     (folder / OWNER).write_text(json.dumps(json.loads(describe_self()) | {"pid": gone.pid}))
     code, _, err = dipole(capsys, "rm", folder, "--yes")
-    assert code == 0
-    assert "its process was killed" in err
-    assert not folder.exists()
+    assert (code, "its process was killed" in err, folder.exists()) == (0, True, False)
 
 
 @pytest.mark.parametrize(
