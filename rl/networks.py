@@ -238,10 +238,10 @@ class Encoders:
 
     def load_state_dict(self, state_dict: Any, *rest: Any, **settings: Any) -> Any:
         if not hasattr(self, "contrast") and any(name.startswith("contrast.") for name in state_dict):
-            raise RuntimeError(
-                "the file has a contrastive objective, which stable-baselines3's own classes do not know: load it with "
-                "dipole.rl.ContrastiveSAC (or ContrastiveDrQ). `dipole export RUN --to sb3` writes a file for them."
+            cure = (
+                "load it with dipole.rl.ContrastiveSAC (or ContrastiveDrQ). `dipole export RUN --to sb3` leaves it out."
             )
+            raise RuntimeError(f"the file has a contrastive objective, which stable-baselines3 does not know: {cure}")
         inherited: Any = super()
         return inherited.load_state_dict(state_dict, *rest, **settings)
 

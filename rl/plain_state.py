@@ -10,12 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from stable_baselines3.common.noise import (
-    ActionNoise,
-    NormalActionNoise,
-    OrnsteinUhlenbeckActionNoise,
-    VectorizedActionNoise,
-)
+from stable_baselines3.common import noise as noises
 
 from dipole.core.utils.errors import CheckpointError, ConfigError
 from dipole.core.utils.plain_values import decode, encode
@@ -51,19 +46,19 @@ def read(folder: Path, name: str) -> Any:
         return decode(told, arrays)
 
 
-def noise_state(noise: ActionNoise | None) -> dict[str, Any] | None:
+def noise_state(noise: noises.ActionNoise | None) -> dict[str, Any] | None:
     """Return the class and what changes with each draw. Vectorised noise has one state per environment."""
     if noise is None:
         return None
     values = {name: copy.deepcopy(value) for name, value in vars(noise).items() if not callable(value)}
-    if isinstance(noise, VectorizedActionNoise):
+    if isinstance(noise, noises.VectorizedActionNoise):
         values = {"_noises": [noise_state(each) for each in noise.noises]}
-    elif type(noise) in (NormalActionNoise, OrnsteinUhlenbeckActionNoise):  # whose other attributes are its arguments
+    elif type(noise).__module__ == noises.__name__:  # the other attributes are arguments
         values = {name: value for name, value in values.items() if name == "noise_prev"}
     return {"name": type(noise).__qualname__, "values": values}
 
 
-def require_width(noise: ActionNoise | None, shape: tuple[int, ...]) -> None:
+def require_width(noise: noises.ActionNoise | None, shape: tuple[int, ...]) -> None:
     """Raise ConfigError for noise that cannot be added to actions of the shape (n_envs, A)."""
     if noise is None:
         return
@@ -73,13 +68,13 @@ def require_width(noise: ActionNoise | None, shape: tuple[int, ...]) -> None:
         raise ConfigError(f"action_noise draws numbers of the shape {drawn}, and the actions are {shape}.")
 
 
-def set_noise_state(noise: ActionNoise | None, state: dict[str, Any] | None) -> ActionNoise | None:
+def set_noise_state(noise: noises.ActionNoise | None, state: dict[str, Any] | None) -> noises.ActionNoise | None:
     """Return noise that continues from a state, vectorised if the state is. Raise CheckpointError for another noise."""
     if state is None:
         return noise
-    vectorised = VectorizedActionNoise.__name__
-    if noise is not None and state["name"] == vectorised and not isinstance(noise, VectorizedActionNoise):
-        noise = VectorizedActionNoise(noise, len(state["values"]["_noises"]))  # as SB3 does when learning begins
+    vectorised = noises.VectorizedActionNoise.__name__
+    if noise is not None and state["name"] == vectorised and not isinstance(noise, noises.VectorizedActionNoise):
+        noise = noises.VectorizedActionNoise(noise, len(state["values"]["_noises"]))  # as SB3 does when learning begins
     if noise is None or type(noise).__qualname__ != state["name"]:
         raise CheckpointError(
             f"the checkpoint was written with the action_noise {state['name']}, this agent has {noise!r}: give the "

@@ -158,12 +158,19 @@ class ContrastiveSAC(PixelAgent, SAC):
         soft_update([self.policy.encoder], [self.policy.key_encoder], self.encoder_tau)
 
     def _draw_action(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return drawn actions (B, A) of the policy for features (B, d), and their log densities (B, 1)."""
+        """Return drawn actions (B, A) of the policy for features (B, d), and their log densities (B, 1) (SAC, App. C).
+
+        u = mean + exp(log_std) noise,  a = tanh(u),
+        log pi = sum_d [ -noise^2 / 2 - log_std - log(2 pi) / 2 - log(1 - a^2 + 1e-6) ]
+        """
         actor = self.policy.actor
         if self.use_sde:
             return actor.explored(features)
         mean, log_std = actor.distribution(features)
-        return sample_action(mean, log_std, torch.randn_like(mean))
+        noise = torch.randn_like(mean)
+        action = torch.tanh(mean + log_std.exp() * noise)
+        density = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
+        return action, (density - torch.log(torch.relu(1 - action.square()) + 1e-6)).sum(-1, keepdim=True)
 
     def temperature(self) -> Tensor:
         """Return alpha, the weight of the entropy: (1,), or () if it is fixed."""
@@ -243,14 +250,3 @@ class ContrastiveSAC(PixelAgent, SAC):
         holder = nn.Module()
         holder.register_buffer("log_ent_coef", temperature)
         return {**super().parts(), "temperature": holder}
-
-
-def sample_action(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Return squashed Gaussian actions (B, A) and their log densities (B, 1) (SAC, App. C).
-
-    u = mean + exp(log_std) noise,  a = tanh(u),
-    log pi = sum_d [ -noise^2 / 2 - log_std - log(2 pi) / 2 - log(1 - a^2 + 1e-6) ]
-    """
-    action = torch.tanh(mean + log_std.exp() * noise)
-    density = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
-    return action, (density - torch.log(torch.relu(1 - action.square()) + 1e-6)).sum(-1, keepdim=True)

@@ -1,9 +1,9 @@
 """Playing whole episodes with an agent, on environments of their own: one after another, or several at a time."""
 
 import copy
-from collections import deque
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
@@ -180,61 +180,55 @@ def evaluate_each(
     """
     check_integers(episodes=episodes)
     seed = check_seed(seed) or 0
-    if not isinstance(env, WorkerVecEnv):
-        returns: list[float] = []
-        for episode in range(episodes):
-            returns += evaluate(agent, env, 1, observations=observations, seeds=partial(episode_seed, seed, episode))
-        return returns
-    return _side_by_side(agent, env, episodes, seed, observations)
+    if isinstance(env, WorkerVecEnv):
+        return _side_by_side(agent, env, episodes, seed, observations)
+    seeds = (partial(episode_seed, seed, episode) for episode in range(episodes))
+    return [evaluate(agent, env, 1, observations=observations, seeds=each)[0] for each in seeds]
 
 
 def _side_by_side(
     agent: BaseAlgorithm, env: WorkerVecEnv, episodes: int, seed: int, observations: list[Any] | None
 ) -> list[float]:
-    see = seeing(agent, env.observation_space)
-    left = deque((episode, 0) for episode in range(episodes))
+    see, left = seeing(agent, env.observation_space), iter(range(episodes))
     playing: dict[int, tuple[int, int]] = {}  # environment -> episode, attempt
     shown: dict[int, Any] = {}
     totals: dict[int, float] = {}
     seen: dict[int, list[Any]] = {}
     returns: dict[int, float] = {}
 
-    def begin(index: int) -> None:
-        playing.pop(index, None)
-        if left:
-            episode, attempt = left.popleft()
-            shown[index] = env.begin(index, episode_seed(seed, episode, attempt))
-            playing[index], totals[index], seen[episode] = (episode, attempt), 0.0, []
+    def begin(index: int, episode: int, attempt: int = 0) -> None:
+        shown[index] = env.begin(index, episode_seed(seed, episode, attempt))
+        playing[index], totals[index], seen[episode] = (episode, attempt), 0.0, []
 
-    for index in range(env.num_envs):
-        begin(index)
+    for index, episode in zip(range(env.num_envs), left, strict=False):
+        begin(index, episode)
     while playing:
-        actions: list[Any] = [None] * env.num_envs
+        actions: dict[int, Any] = {}
         for index, (episode, _) in playing.items():
             part = see(shown[index])
             if observations is not None:
                 seen[episode].append(part)
             actions[index] = agent.predict(part, deterministic=True)[0]
         # Environments without an episode take another's action: zeros need not be in the space.
-        actions = [actions[index] if each is None else each for each in actions]
-        following, rewards, dones, infos = env.step(
-            np.reshape(actions, (len(actions), *(env.action_space.shape or ())))
-        )
-        rows = rows_of(following)
-        for index, (episode, attempt) in list(playing.items()):
+        taken = [actions.get(index, actions[min(actions)]) for index in range(env.num_envs)]
+        following, rewards, dones, infos = env.step(np.reshape(taken, (len(taken), *(env.action_space.shape or ()))))
+        for index, row in enumerate(rows_of(following)):
+            if index not in playing:
+                continue
             totals[index] += float(rewards[index])
-            shown[index] = rows[index]
+            shown[index] = row
             if not dones[index]:
                 continue
+            episode, attempt = playing.pop(index)
             if "fault" not in infos[index]:
                 returns[episode] = totals[index]
-            elif attempt + 1 == PATIENCE:
-                raise TrainingError(
-                    f"{PATIENCE} episodes in a row failed: {fault_message(index, infos[index]['fault'])}"
-                )
+                for new in islice(left, 1):
+                    begin(index, new)
+            elif attempt + 1 < PATIENCE:
+                begin(index, episode, attempt + 1)
             else:
-                left.appendleft((episode, attempt + 1))
-            begin(index)
+                fault = fault_message(index, infos[index]["fault"])
+                raise TrainingError(f"{PATIENCE} episodes in a row failed: {fault}")
     if observations is not None:
         observations.extend(each for episode in sorted(seen) for each in seen[episode])
     return [returns[episode] for episode in sorted(returns)]

@@ -27,13 +27,9 @@ def same(one, two):
     return all(torch.equal(value, found[name]) for name, value in one.policy.state_dict().items())
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _start_method():
-    start_method()  # or the first environment in a worker starts a server that has imported less
-
-
-@pytest.fixture(autouse=True, scope="module")  # training and evaluation alike
+@pytest.fixture(autouse=True, scope="module")
 def _one_thread():
+    start_method()  # or the first environment in a worker starts a server that has imported less
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -67,9 +63,9 @@ def tiny_agent():
     return tiny
 
 
-def assert_resumes(make, env, folder, steps=14, more=4, **given):
+def assert_resumes(make, env, folder, steps=14, more=4, callback=None, **given):
     """Check that a checkpoint continues as the agent that wrote it. Return both."""
-    agent = make(env()).learn(steps)
+    agent = make(env()).learn(steps, callback)
     snapshots.save(agent, folder / "saved")
     agent.learn(more, reset_num_timesteps=False)
     again = resume(folder / "saved", env(), device="cpu", **given).learn(more, reset_num_timesteps=False)

@@ -401,15 +401,9 @@ def test_gsde_explores_as_in_sb3_and_resumes_to_the_bit(tmp_path):
         continued.learn(40 - continued.num_timesteps, reset_num_timesteps=False)
         assert same(agent, continued)
     settings = {"use_sde": True, "learning_starts": 10}  # outside of `learn`, after a rollout or inside of one
-    for stop in (40, 21):
-
-        def made(env, stop=stop):
-            agent = state_agent(env, **settings)
-            learn = agent.learn
-            agent.learn = lambda *steps, **given: learn(*steps, lambda *_: agent.num_timesteps != stop, **given)
-            return agent
-
-        assert_resumes(made, partial(make_env, "dot", inputs="state"), tmp_path, 40, 16)
+    for stop in (None, lambda seen, _: seen["self"].num_timesteps != 21):
+        given = (lambda env: state_agent(env, **settings)), partial(make_env, "dot", inputs="state")
+        assert_resumes(*given, tmp_path, 40, 16, stop)
 
 
 def test_gsde_from_pixels_is_exported_and_learns(tmp_path, tiny_agent):
