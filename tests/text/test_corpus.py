@@ -81,7 +81,7 @@ def test_a_stream_gives_the_sentences_of_the_text(monkeypatch, tmp_path, alphabe
     draw = random.Random(alphabet)
     monkeypatch.setattr(splitting, "LONGEST_PARAGRAPH", 40)
     file = tmp_path / "a.txt"
-    for _ in range(200):
+    for _ in range(100):
         monkeypatch.setattr(reading, "PIECE", draw.choice([1, 5, 30, 80, 200]))
         text = "".join(draw.choice(alphabet) for _ in range(draw.randrange(400)))
         file.write_text(text, encoding="utf-8", newline="")
