@@ -41,7 +41,7 @@ def hub(channels: int, size: int, config: EncoderSettings, share: float) -> Enco
 def pooled(hidden: Tensor, pooling: Pooling, prefix: int) -> Tensor:
     """Pool tokens (n, T, d), of which the first `prefix` are no patches, or maps (n, d, H, W) to (n, d)."""
     if hidden.ndim == 4:
-        return hidden.mean((2, 3)) if pooling == "mean" else hidden.amax((2, 3))
+        return hidden.amax((2, 3)) if pooling == "max" else hidden.mean((2, 3))
     if pooling == "cls":
         return hidden[:, 0]
     patches = hidden[:, prefix:]
@@ -111,7 +111,9 @@ class HubEncoder(Encoder):
         first = int(len(states) == len(layers(self.model).blocks))
         self.taps = {}
         for number, state in enumerate(states, first):
-            self.taps[f"layer{number}" if number else "embeddings"] = self._pool(state).shape[1]
+            self.taps[f"layer{number}" if number else "embeddings"] = pooled(
+                state, self._of_hidden, self._prefix
+            ).shape[1]
         features = self._features(outputs)
         self.taps["pooled"] = features.shape[1]
         fix_unused(self.model, features)
@@ -171,12 +173,6 @@ class HubEncoder(Encoder):
         # Normalising repeats a grey image over the channels of the mean.
         return self.model(pixel_values=self.normalize(images), **self._options, **options)
 
-    def _pool(self, hidden: Tensor) -> Tensor:
-        pooling = self._of_hidden
-        if hidden.ndim == 4 and pooling == "cls":
-            pooling = "mean"
-        return pooled(hidden, pooling, self._prefix)
-
     def _features(self, outputs: Any) -> Tensor:
         if self.pooling == "pooler":
             return outputs.pooler_output.flatten(1)
@@ -186,7 +182,7 @@ class HubEncoder(Encoder):
         if tap in (None, self.last):
             return self._features(self._run(images))
         states = self._run(images, output_hidden_states=True).hidden_states
-        return self._pool(states[list(self.taps).index(tap)])
+        return pooled(states[list(self.taps).index(tap)], self._of_hidden, self._prefix)
 
     @property
     def expression(self) -> str:
