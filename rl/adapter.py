@@ -135,11 +135,9 @@ class RLAdapter(Adapter):
         run.evaluate_if_due()
         callback = _Report(run, self)
         repeat = getattr(self._evaluation_env.unwrapped, "action_repeat", 1)
-        first = agent.num_timesteps == 0
         while agent.environment_steps < run.total_steps:
             rest = -(-(run.total_steps - agent.environment_steps) // repeat)
-            agent.learn(rest, callback=callback, log_interval=None, reset_num_timesteps=first)
-            first = False
+            agent.learn(rest, callback=callback, log_interval=None, reset_num_timesteps=agent.num_timesteps == 0)
         callback.report()
 
     @cached_property

@@ -14,8 +14,6 @@ from dipole.core.utils.files import disk_refusing
 
 # SB3's name -> the setting that says the same.
 RENAMED = {"target_update_interval": "target_every", "policy_delay": "actor_every"}
-# Keywords that say nothing here, whatever they are.
-_IDLE = ("optimize_memory_usage",)  # replay stores every frame once
 _OTHERS = {
     "target_policy_noise": "noise_start, noise_end and noise_steps are the schedule of the noise",
     "target_noise_clip": "it is the setting noise_clip",
@@ -57,7 +55,8 @@ def without_sb3_names(given: Mapping[str, Any]) -> dict[str, Any]:
 
     Raise ConfigError for one without a meaning here, with its replacement, or for a setting that is given twice.
     """
-    rest = {name: value for name, value in given.items() if name not in (*_IDLE, "policy_kwargs")}
+    # Replay stores every frame once, whatever is given.
+    rest = {name: value for name, value in given.items() if name not in ("optimize_memory_usage", "policy_kwargs")}
     for name, cure in _OTHERS.items():
         if name in rest:
             raise ConfigError(f"{name} is no setting here: {cure}.")

@@ -39,8 +39,7 @@ _PARTS = ("agent.zip", *plain_state.files("replay"), *plain_state.files("state")
 _NAME = re.compile(r"agent-\d{9,}")
 _REPLAY = re.compile(r"replay-\d+-\d+\.npz")
 _COUNTERS = (
-    "num_timesteps", "_episode_num", "_n_updates", "environment_steps", "faults", "ep_info_buffer", "ep_success_buffer",
-    "_last_episode_starts", "_current_progress_remaining", "_total_timesteps",
+    *description.COUNTERS, "faults", "ep_info_buffer", "ep_success_buffer", "_last_episode_starts", "_total_timesteps",
 )  # fmt: skip
 Segment = dict[str, Any]
 """A file as the manifest has it: its name, bytes and sha256, and the steps and planes of each environment in it, from

@@ -101,11 +101,7 @@ def test_curves_and_videos_are_written(tmp_path):
     refused(DataError, "holds no evaluations", episodes.read_evaluations, tmp_path / "evaluations.jsonl")
 
 
-def noisy(agent, mean):
-    agent.action_noise = NormalActionNoise(mean, mean)
-    return agent
-
-
+WIDE = {"action_noise": NormalActionNoise(np.zeros(3), np.ones(3))}
 WHITE = [np.zeros((8, 8, 3), np.uint8)]
 CURVES = {"none": [[Evaluation(1, 1, (1.0,))], [Evaluation(2, 2, (1.0,))]]}
 
@@ -119,7 +115,7 @@ CURVES = {"none": [[Evaluation(1, 1, (1.0,))], [Evaluation(2, 2, (1.0,))]]}
     (ConfigError, "seed must be an integer from 0", lambda *_: EvaluationCallback(DotEnv(), seed=-1)),
     (ConfigError, "total_timesteps must be an integer >= 0", lambda a, _: a.learn(1e3)),
     (ConfigError, "tb_log_name must be a text, .* got 3", lambda a, _: a.learn(1, tb_log_name=3)),
-    (ConfigError, r"shape \(3,\), and the actions are \(1, 2\)", lambda a, _: noisy(a, np.zeros(3)).learn(1)),
+    (ConfigError, r"shape \(3,\), and the actions are \(1, 2\)", lambda a, _: vars(a).update(WIDE) or a.learn(1)),
     (CheckpointError, "parameters do not fit the agent: .*foo", lambda a, _: a.set_parameters({"foo": {}})),
     (ConfigError, "A file is in the place", lambda a, _: a.learn(1, EvaluationCallback(DotEnv(), folder=__file__))),
     (DataError, "a video needs frames", lambda _, path: episodes.write_video([], path / "none.gif")),
