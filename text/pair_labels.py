@@ -17,6 +17,7 @@ LABELS = frozenset({
     "issimilar", "cosinesimilarity", "relatedness", "relatednessscore", "relevance", "relevant", "entailment",
     "entailmentlabel", "entailmentjudgment", "judgment", "judgement", "match", "ismatch", "equivalent", "target",
 })  # fmt: skip
+MISSING = ("", "nan", "na", "n/a", "null", "none")  # of a table of text
 WORDS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
 
 
@@ -43,10 +44,12 @@ class PairLabel:
 
     def weight(self, cell: Any, where: str) -> float | None:
         """Return the weight of a row, or None if the row is left out."""
-        if cell is None or cell != cell or (isinstance(cell, str) and not cell.strip()):  # null, NaN, blank
+        if cell is None or cell != cell:  # null, NaN
             return None
         if isinstance(self.start, str):
             return 1.0 if str(cell).strip().lower() == self.start.strip().lower() else None
+        if str(cell).strip().lower() in MISSING:
+            return None
         value = self._number(cell, where)
         if self.use == "target":
             if value < 0:
