@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -102,9 +103,9 @@ def add_overrides(parser: argparse.ArgumentParser, what: str) -> None:
 def _setting_hint(parser: Parser, odd: Sequence[str]) -> str:
     from dipole.core.train.config import RunConfig, TrainConfig  # slow to import
 
-    option, _, value = odd[0].partition("=")
+    option, equals, value = odd[0].partition("=")
     if not option.startswith("--"):
-        return ""
+        return f". A setting is given by --set {shlex.join(odd)}" * bool(equals and option[:1].isalpha())
     keys = {name: name for name in RunConfig.model_fields} | {n: f"train.{n}" for n in TrainConfig.model_fields}
     known = {f"--{name.replace('_', '-')}": key for name, key in keys.items()}
     taken = set(parser.options())

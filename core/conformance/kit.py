@@ -11,6 +11,7 @@ It checks dipole's own objectives, plug-ins, and any loss that is called as loss
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial, wraps
@@ -133,6 +134,8 @@ def subject_of(
         raise SpecError("give labels or scores, not both.")
     if isinstance(target, Subject):
         return target
+    if isinstance(target, str) and re.fullmatch(r"[\w./\\-]*[A-Za-z_]\w*\.(py:)?[A-Za-z_]\w*", target):
+        raise SpecError(f"{target}: give a loss of your own as module:Class, such as my_losses:MyLoss of my_losses.py.")
     name = target if isinstance(target, str) else getattr(target, "__name__", type(target).__name__)
     text: str | None = None
     if isinstance(target, str) and ":" in target:

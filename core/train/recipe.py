@@ -57,9 +57,12 @@ def read_recipe(recipe: str | Path) -> dict[str, Any]:
         if looks_like_path:
             raise ConfigError(f"no recipe file {shortened(str(path))!r}. Check the path, or see `dipole list recipes`.")
         name = str(recipe)
+        hint = of_another_kind(name) or nearest(name, known)
+        if is_file(f"{name}.toml"):
+            hint = f" Did you mean the file {name}.toml?"
         raise ConfigError(
-            f"unknown recipe {shortened(name)!r}.{of_another_kind(name) or nearest(name, known)} Give a name of "
-            "`dipole list recipes`, or the path of a .toml file."
+            f"unknown recipe {shortened(name)!r}.{hint} Give a name of `dipole list recipes`, or the path of a .toml "
+            "file."
         )
     try:
         return read_toml(path)
@@ -68,6 +71,8 @@ def read_recipe(recipe: str | Path) -> dict[str, Any]:
 
 
 UNSET = object()
+ELSEWHERE = {"lr": "learning_rate", "wd": "weight_decay", "bs": "batch_size", "num_epochs": "epochs"}
+"""Names of other programs -> ours."""
 DEEPEST = 20
 LONGEST_PROBLEM = 900
 
@@ -286,6 +291,9 @@ def describe(error: ValidationError, model: type[BaseModel], skip: str | None = 
             lines.append(
                 f"{path}: is a table, not {shortened(repr(got))}. Its settings: {', '.join(table.model_fields)}."
             )
+        elif kind == "string_pattern_mismatch" and (table := _table_at(location[:-1], model)) is not None:
+            about = table.model_fields[location[-1]].description or context["pattern"]
+            lines.append(f"{path}: {shortened(repr(got))} is not allowed. Allowed: {about}.")
         elif kind == "value_error":
             lines.append(f"{path}: {context['error']}".replace("\n", "\n    "))
         else:
@@ -298,13 +306,14 @@ def describe(error: ValidationError, model: type[BaseModel], skip: str | None = 
 def _unknown_key(location: Sequence[str], model: type[BaseModel]) -> str:
     table = _table_at(location[:-1], model)
     allowed = list(table.model_fields) if table else []
-    text = f"no such setting.{nearest(location[-1], allowed)}"
+    key = ELSEWHERE.get(location[-1], location[-1])
+    text = f"no such setting.{nearest(key, allowed)}"
     if table is not None and len(location) == 1:
         # A key of [train] at the top level is the usual slip.
         elsewhere = [
-            f"{name}.{location[0]}"
+            f"{name}.{key}"
             for name in table.model_fields
-            if (inner := _table_at([name], model)) is not None and location[0] in inner.model_fields
+            if (inner := _table_at([name], model)) is not None and key in inner.model_fields
         ]
         if elsewhere:
             return f"no such setting at the top level; did you mean {' or '.join(elsewhere)}?"

@@ -42,6 +42,7 @@ BUFFERED = ({}, {"PYTHONUNBUFFERED": "1"})
 # results file, and run/ -> the message and the exit code.
 STRANGERS = {
     ("train", "d"): ("d is a folder: give a .toml file", 2),
+    ("train", "my"): ("unknown recipe 'my'. Did you mean the file my.toml?", 2),
     ("train", "gone.toml"): ("gone.toml is a link that leads nowhere", 2),
     ("train", "pipe.toml"): ("pipe.toml is no regular file", 2),
     ("bench", "d"): ("d is a folder: give a suite file", 2),
@@ -143,6 +144,10 @@ def test_json_is_asked_for_as_argparse_reads_it():
     ("rm x --fore", "--fore. Did you mean '--force'?"), ("bench x paper", "Did you mean '--scale paper'?"),
     ("train x --epochs 5", "A setting is given by --set train.epochs=5"), ("eval .", "is no run folder"),
     ("bench x --learning-rte=1e-3", "A setting is given by --set train.learning_rate=1e-3"),
+    ("train x seed=5 b=c", "A setting is given by --set seed=5 b=c"), ("show train.epochs", "Did you mean 'train'?"),
+    ("train digits-simclr --set device=gpu", "'gpu' is not allowed. Allowed: auto, cpu, cuda,"),
+    ("train digits-simclr --set lr=1", "did you mean train.learning_rate?"), ("check a/b.py:A", "as module:Class"),
+    ("train digits-simclr --set train.wd=1", "Did you mean 'weight_decay'?"), ("check b.A", "as module:Class"),
     ("train x --sed 5", "Did you mean '--seed'?"), ("show simcrl", "Did you mean 'simclr'?"),
     ("show digits-simcler", "Did you mean 'digits-simclr'?"), ("show lmlc-table4", "Did you mean 'lmcl-table4'?"),
     ("show uniformty", "Did you mean 'uniformity'?"), ("show dmoain", "Did you mean 'domain'?"),

@@ -100,7 +100,7 @@ def _entry(name: str) -> Entry | None:
             return None
         said = str(error)
     lists = {each: kind for kind in KINDS for each in (kind, kind.removesuffix("s"))}
-    near, listed = nearest(word, [*kinds(), "run", "train", *lists]), "dipole list"
+    near, listed = nearest(word.partition(".")[0], [*kinds(), "run", "train", *lists]), "dipole list"
     if word in lists:
         near, listed = "", f"dipole list {lists[word]}"
     for folder in (Path(name), Path("runs", name)):
