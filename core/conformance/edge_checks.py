@@ -186,7 +186,7 @@ def keeps_no_graph(subject: Subject) -> str:
         token = _Token()
         tokens.append(weakref.ref(token))
         for each in inputs.values():
-            each.register_hook(partial(_passed, token))
+            each.register_hook(lambda gradient, token=token: None)  # which lives as long as the graph
         del token
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -214,10 +214,6 @@ def keeps_no_graph(subject: Subject) -> str:
     if alive:
         return "the graph of the last step lives until the next"
     return "no graph stays"
-
-
-def _passed(token: _Token, gradient: Tensor) -> None:
-    """Keep the token alive as long as the graph."""
 
 
 def _size(instance: Any) -> int:
@@ -289,7 +285,7 @@ def makes_its_tensors_there(subject: Subject) -> str:
     instance = subject.make()
     plain = subject.result(instance, subject.views, leaves)
     if isinstance(instance, nn.Module):
-        _move(instance)
+        instance._apply(lambda tensor: Elsewhere(tensor.detach()))  # as `to` does: parameters and buffers
     try:
         with Accelerator():
             away = {name: Elsewhere(leaf.detach()).requires_grad_() for name, leaf in leaves.items()}
@@ -305,17 +301,6 @@ def makes_its_tensors_there(subject: Subject) -> str:
     if not off <= EXACT:
         raise Failed(f"the value is off by {off:.2g} where the inputs lie on another device")
     return "no tensor of the processor among them"
-
-
-def _move(instance: nn.Module) -> None:
-    """Move parameters and buffers to the stand-in, as `instance.to(device)` does. Other tensors stay."""
-    for module in instance.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                module._parameters[name] = nn.Parameter(Elsewhere(parameter.detach()), parameter.requires_grad)
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = Elsewhere(buffer.detach())
 
 
 @check("eval mode", "same value in eval mode and without gradients")

@@ -153,7 +153,8 @@ def subject_of(
         return native(text, needs)
     if not callable(target):
         raise SpecError(f"{name} cannot be called: a loss is called as loss(a, b), or give a class or function.")
-    if inspect.isroutine(target) and _is_loss(target, options or {}, needs):
+    # A function of two arguments, or of three with labels or scores, is the loss itself. Others build it.
+    if inspect.isroutine(target) and needed(target, options or {}) in (2, 2 + bool(needs.scores or needs.labels)):
         says = declared(says, target)
         target, options = partial(target, **(options or {})), None
     if not (inspect.isclass(target) or inspect.isroutine(target)):
@@ -238,12 +239,6 @@ def parametrize_with_checks(
         for check in chosen(slow, only, ranks)
     ]
     return pytest.mark.parametrize(("subject", "check"), cases)
-
-
-def _is_loss(function: Callable[..., Any], options: dict[str, Any], needs: BatchNeeds) -> bool:
-    """Return True for a function that is the loss itself, False for one that builds it."""
-    count = needed(function, options)
-    return count == 2 or (count == 3 and bool(needs.scores or needs.labels))
 
 
 def _written(options: dict[str, Any] | None) -> str:

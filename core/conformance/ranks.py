@@ -33,10 +33,6 @@ Case = tuple[int, int | None, Any, Leaves]
 Found = LossAndGradients | str  # the result, or the error
 
 
-class RanksError(RuntimeError):
-    """The two processes cannot evaluate the objective."""
-
-
 class _Processes:
     """The two processes. They end when this process closes their pipes."""
 
@@ -75,11 +71,10 @@ class _Processes:
             self._patience = PATIENCE
             return answers
         except (EOFError, OSError) as error:
-            self.end()
             texts = [self._errors(rank).read_text(errors="replace") for rank in range(COUNT)]
             last = [line for text in texts for line in text.splitlines()[-1:]]
-            self._folder.cleanup()
-            raise RanksError(f"the two processes ended: {' / '.join(last) or error}") from None
+            self.end()
+            raise RuntimeError(f"the two processes ended: {' / '.join(last) or error}") from None
 
     def end(self) -> None:
         for pipe in self._pipes:
@@ -87,9 +82,6 @@ class _Processes:
         for each in self._each:
             each.kill()
             each.wait()
-
-    def close(self) -> None:
-        self.end()
         self._folder.cleanup()
 
 
@@ -105,13 +97,13 @@ def start() -> None:
 @atexit.register
 def _end() -> None:
     while _running:
-        _running.pop().close()
+        _running.pop().end()
 
 
 def on_two_ranks(cases: Sequence[Case]) -> list[Found]:
     """Return loss and gradients of each case, with its batch divided unequally among two processes.
 
-    Raises RanksError if an objective cannot be sent to another process, or a process ended.
+    Raises RuntimeError if an objective cannot be sent to another process, or a process ended.
     """
     plain = [
         (number, classes, instance, {name: leaf.detach() for name, leaf in leaves.items()})
@@ -120,16 +112,16 @@ def on_two_ranks(cases: Sequence[Case]) -> list[Found]:
     try:
         question = pickle.dumps(plain)
     except Exception as error:
-        raise RanksError(f"it cannot be sent to another process: {type(error).__name__}: {error}") from None
+        raise RuntimeError(f"it cannot be sent to another process: {type(error).__name__}: {error}") from None
     start()
     try:
         # Send the search path, as it may have changed since the processes started.
         answers = _running[0].ask(pickle.dumps((sys.path, question)))
-    except RanksError:
+    except RuntimeError:
         _running.clear()
         raise
     if isinstance(answers[0], str):
-        raise RanksError(answers[0])
+        raise RuntimeError(answers[0])
     return [_joined(parts) for parts in zip(*answers, strict=True)]
 
 
@@ -155,9 +147,7 @@ def _joined(parts: Sequence[Found]) -> Found:
 def share(length: int, rank: int) -> slice:
     """Return the rows of a rank, in unequal parts."""
     first = length - max(1, length // 3)
-    if rank == 0:
-        return slice(0, first)
-    return slice(first, length)
+    return (slice(0, first), slice(first, length))[rank]
 
 
 def loss_on_rank(case: Case, rank: int) -> Found:

@@ -40,24 +40,9 @@ from dipole.core.conformance.reference_regularizers import (
 )
 
 __all__ = [
-    "REFERENCES",
-    "Case",
-    "Number",
-    "Temperature",
-    "Vector",
-    "cosine",
-    "dot",
-    "log_softmax",
-    "mean",
-    "norm",
-    "similarity_of",
-    "singular_values",
-    "sinkhorn",
-    "squared_distance",
-    "tau_of",
-    "total",
-    "unit",
-]
+    "REFERENCES", "Case", "Number", "Temperature", "Vector", "cosine", "dot", "log_softmax", "mean", "norm",
+    "similarity_of", "singular_values", "sinkhorn", "squared_distance", "tau_of", "total", "unit",
+]  # fmt: skip
 
 
 def infonce(
@@ -451,23 +436,8 @@ def co2(
 
 
 REFERENCES: dict[str, Callable[..., Number]] = {
-    "infonce": infonce,
-    "quickthoughts": quickthoughts,
-    "supcon": supcon,
-    "siglip": siglip,
-    "dcl": dcl,
-    "hcl": hcl,
-    "align_uniform": align_uniform,
-    "cacr": cacr,
-    "tuple": tuple_loss,
-    "cross_entropy": cross_entropy,
-    "triplet": triplet,
-    "blocks": blocks,
-    "co2": co2,
-    "swav": swav,
-    "regression": regression,
-    "vicreg": vicreg,
-    "barlow_twins": barlow_twins,
-    "dp": distance_polarization,
-    "cllr": low_dimensional_reconstruction,
-}
+    "infonce": infonce, "quickthoughts": quickthoughts, "supcon": supcon, "siglip": siglip, "dcl": dcl, "hcl": hcl,
+    "align_uniform": align_uniform, "cacr": cacr, "tuple": tuple_loss, "cross_entropy": cross_entropy,
+    "triplet": triplet, "blocks": blocks, "co2": co2, "swav": swav, "regression": regression, "vicreg": vicreg,
+    "barlow_twins": barlow_twins, "dp": distance_polarization, "cllr": low_dimensional_reconstruction,
+}  # fmt: skip

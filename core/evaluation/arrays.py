@@ -98,9 +98,7 @@ def whole(labels: Tensor) -> Tensor:
 
 
 def moderate(x: Tensor, largest: Tensor) -> Tensor:
-    """Divide (n, d) by sizes that broadcast to it, where they are so extreme that squares would leave the range of
-    floats.
-    """
+    """Divide (n, d) by sizes that broadcast to it, where squares of them would leave the range of floats."""
     extreme = (largest > 0) & ((largest > LARGE) | (largest < SMALL))
     if not bool(extreme.any()):
         return x

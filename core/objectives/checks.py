@@ -18,7 +18,8 @@ from dipole.core.utils.text import counted, shortened
 def check_tensor(name: str, x: Any, shape: str) -> Tensor:
     """Return a tensor that arithmetic works on: dense, with values, of a standard dtype. `shape` is for the message."""
     if not isinstance(x, Tensor):
-        raise PairsError(f"{name} must be a torch tensor of shape {shape}, got {type(x).__name__}.")
+        fix = " Convert it by torch.as_tensor." * isinstance(x, np.ndarray | list | tuple)
+        raise PairsError(f"{name} must be a torch tensor of shape {shape}, got {type(x).__name__}.{fix}")
     kind = ""
     if is_lazy(x):
         kind, fix = "an uninitialized parameter", "run the module that it belongs to once"

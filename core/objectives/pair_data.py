@@ -200,11 +200,11 @@ class PairData:
             return cls._of_queries(instances, views)
         if negatives == "view_pairs":
             return cls._of_view_pairs(instances, views)
-        count, batch = len(views), len(views[0])
+        count, batch = len(views), views[0].shape[0]
         z = torch.cat(views)  # (VB, d), view-major
-        own = torch.arange(len(z), device=z.device).unsqueeze(1)
+        own = torch.arange(count * batch, device=z.device).unsqueeze(1)
         runs = tuple([(number, batch) for number in range(count)])
-        layout = PairLayout(runs, runs, among=len(z), fewest=count - 1, mutual=True, shared=count - 1)
+        layout = PairLayout(runs, runs, among=count * batch, fewest=count - 1, mutual=True, shared=count - 1)
         return cls._of_batch(instances, layout, z, z, other_views(own, batch), own)
 
     @classmethod
@@ -346,14 +346,14 @@ class PairData:
         first = self.facts.first_negative
         # Positives lie before the first negative, where there is such a border.
         listed = self.ignored if first else self.excluded
-        return len(self.candidates) - first, listed.shape[1]
+        return self.candidates.shape[0] - first, listed.shape[1]
 
     @cached_property
     def negative_counts(self) -> Tensor:
         """(A,) number of negatives of each anchor."""
         free, listed = self._free
         if not self.facts.padded:
-            return torch.full((len(self.anchors),), free - listed, device=self.anchors.device)
+            return torch.full((self.anchors.shape[0],), free - listed, device=self.anchors.device)
         # A candidate may be listed twice (as a positive and as ignored): count distinct ones.
         order = self.excluded.sort(1).values
         fresh = torch.ones_like(order, dtype=torch.bool)
@@ -418,4 +418,7 @@ def to_rows(values: Tensor, runs: Runs, batch: int) -> Tensor:
 
 def other_views(own: Tensor, batch: int) -> Tensor:
     """Return (V batch, V - 1), the rows of the other views of each row's instance. `own` are all rows, (V batch, 1)."""
-    return torch.cat([own.roll(-start, 0) for start in range(batch, len(own), batch)], 1)
+    others = [own.roll(-start, 0) for start in range(batch, own.shape[0], batch)]
+    if len(others) == 1:
+        return others[0]
+    return torch.cat(others, 1)

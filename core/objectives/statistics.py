@@ -14,20 +14,9 @@ from torch import Tensor
 from torch.nn.functional import hardshrink, softplus
 
 __all__ = [
-    "AnyStatistic",
-    "Between",
-    "Count",
-    "Extreme",
-    "LearnedLogSumExp",
-    "LearnedSoftplus",
-    "LogSumExp",
-    "SoftmaxMean",
-    "Softplus",
-    "Statistic",
-    "Sum",
-    "log_sum_exp",
-    "softplus_sum",
-]
+    "AnyStatistic", "Between", "Count", "Extreme", "LearnedLogSumExp", "LearnedSoftplus", "LogSumExp", "SoftmaxMean",
+    "Softplus", "Statistic", "Sum", "log_sum_exp", "softplus_sum",
+]  # fmt: skip
 
 Parts = Tensor | tuple[Tensor, ...]
 

@@ -82,8 +82,7 @@ def proof_delta_pos(embeddings: Tensor, labels: Tensor) -> float:
 def generalization(
     negatives: float, points: float, rademacher: float, confidence: float = 0.95, constant: float = 1.0
 ) -> float:
-    """constant ( Q1 Rad_H(lambda)/N + sqrt(Q2/N) ), Q1 = sqrt(1 + 1/n), Q2 = log(1/delta) log^2(n) (LMCL, Theorem
-    4).
+    """constant ( Q1 Rad_H(lambda)/N + sqrt(Q2/N) ), Q1 = sqrt(1 + 1/n), Q2 = log(1/delta) log^2(n) (Theorem 4).
 
     `constant` is what the paper's O hides, and no formula gives `rademacher` for a network. Both are free.
     """
@@ -93,9 +92,7 @@ def generalization(
 
 
 def softmax_loss(embeddings: Tensor, labels: Tensor) -> float:
-    """L_SM = inf_W of the cross-entropy of a softmax classifier with a bias, in nats, by an l2 of 1e-6 (LMCL, Sec.
-    4.2).
-    """
+    """L_SM = inf_W of the cross-entropy of a softmax classifier with a bias, in nats, by an l2 of 1e-6 (Sec. 4.2)."""
     y = labels.unique(return_inverse=True)[1]
     weight, bias, _ = fit_softmax(embeddings, y, int(y.max()) + 1, l2=1e-6)
     return float(torch.nn.functional.cross_entropy(embeddings.double() @ weight.T + bias, y))

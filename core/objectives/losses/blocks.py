@@ -194,9 +194,7 @@ def _of_means(
 
 
 def drawn_blocks(points: Tensor, count: int, of_block: int, k: int, draw: int) -> Tensor:
-    """Return numbers of negative blocks (A, k) of points (A,) among `count`, never their own block, by the step's
-    number.
-    """
+    """Return numbers of negative blocks (A, k) of points (A,) among `count`, never their own, by the step's number."""
     other = distinct(points, count // of_block - 1, k, draw)
     return other + (other >= (points // of_block).unsqueeze(1))
 
