@@ -258,15 +258,22 @@ def both_ways(rank):
             loss = step(*[v[mine].detach() for v in views()])
             loss.backward()
         found.append((loss.detach(), [p.grad for p in module.parameters()], len(calls)))
-    return found
+    # The trainer takes the loss of each of two processes: it multiplies by their number, and DDP averages.
+    trained = gradient_of([slice(0, 5), slice(5, 8)][rank], 2)
+    for grad in trained:
+        dist.all_reduce(grad)
+        grad /= 2
+    return [*found, trained]
 
 
-def test_two_ranks_are_one_process_whichever_is_wrapped():
+def test_two_ranks_are_one_process_whichever_is_wrapped_and_in_a_trainer():
     whole, loss = encoder(training=False), dipole.objective("infonce")
     expected = measured(lambda: loss(*map(whole, views())).loss, whole)
-    for value, gradients, calls in from_ranks(2, both_ways)[0]:
+    *wrapped, trained = from_ranks(2, both_ways)[0]
+    for value, gradients, calls in wrapped:
         torch.testing.assert_close((value, gradients), expected[:2], rtol=0, atol=1e-13)
         assert calls == 2 * len(gradients)
+    torch.testing.assert_close(trained, gradient_of(slice(None), 1), rtol=1e-4, atol=1e-6)
 
 
 class Two(nn.Module):
@@ -376,15 +383,6 @@ def test_pairs_of_ones_own_and_names():
     assert torch.isfinite(dipole.compute_loss("infonce")(a, torch.tensor([0, 0, 1, 1, 2, 2])))
 
 
-def gradient_of_rank(rank):
-    """The trainer takes the loss of each of two processes: it multiplies by their number, and DDP averages."""
-    found = gradient_of([slice(0, 5), slice(5, 8)][rank], 2)
-    for grad in found:
-        dist.all_reduce(grad)
-        grad /= 2
-    return found
-
-
 def gradient_of(rows_of_it, processes):
     """Of one batch of 8 among the 24 of a step."""
     model, draw = Two(), torch.Generator().manual_seed(1)
@@ -392,12 +390,6 @@ def gradient_of(rows_of_it, processes):
     loss = dipole.compute_loss("infonce(temperature=0.1)")(model(x, y), torch.arange(len(x)), torch.tensor(24))
     (loss * processes).backward()
     return [p.grad for p in model.parameters()]
-
-
-def test_two_processes_are_one():
-    wanted = gradient_of(slice(None), 1)
-    for found in from_ranks(2, gradient_of_rank):
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("joined", [False, True])

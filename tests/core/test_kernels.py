@@ -474,6 +474,7 @@ class OfViews(Objective):
 """
 
 
+@pytest.mark.slow
 @needs_triton
 def test_check_runs_with_kernels(tmp_path, monkeypatch):
     for name in ("DIPOLE_ENGINE", "TRITON_INTERPRET"):

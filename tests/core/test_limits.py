@@ -49,15 +49,12 @@ ALIKE = [
     *((f"hcl(beta=0, {options})", f"dcl({options})") for options in OF_DCL),
     *((f"dcl(rho=0, similarity={s})", f"infonce(similarity={s})") for s in ("cosine", "dot", "bilinear")),
     *((f"hcl(rho=0, beta=0, similarity={s})", f"infonce(similarity={s})") for s in ("cosine", "dot", "bilinear")),
-    ("cacr(t_pos=0, t_neg=0)", UNIFORM),
+    ("cacr(t_pos=0, t_neg=0)", UNIFORM), ("infonce(similarity=bilinear)", "infonce(similarity=dot)"),
+    ("co2(weight=0)", "infonce"), ("align_uniform(uniform_weight=0)", "regression"),
     ("tuple", "infonce"),  # every instance has a label of its own
-    ("infonce(similarity=bilinear)", "infonce(similarity=dot)"),
-    ("co2(weight=0)", "infonce"),
-    ("align_uniform(uniform_weight=0)", "regression"),
     ("infonce + dp", "infonce + 0.1*dp"),  # a regularizer written without a weight takes its paper's
-    ("infonce + cllr(alpha=0, norm=l21)", "infonce"),
-    ("infonce + cllr(alpha=0, norm=nuclear)", "infonce"),
-]
+    *((f"infonce + cllr(alpha=0, norm={norm})", "infonce") for norm in ("l21", "nuclear")),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
@@ -184,10 +181,9 @@ def test_supcon_of_views_is_that_of_labels_and_without_labels_simclr():
 
 
 @pytest.mark.parametrize("threshold", [0.1, 1.0, 2.5])
-@pytest.mark.parametrize(
-    ("shrink", "norm"),
-    [(shrink_columns, lambda L: L.norm(dim=0).sum()), (shrink_spectrum, lambda L: torch.linalg.matrix_norm(L, "nuc"))],
-)
+@pytest.mark.parametrize(("shrink", "norm"), [
+    (shrink_columns, lambda L: L.norm(dim=0).sum()), (shrink_spectrum, lambda L: torch.linalg.matrix_norm(L, "nuc")),
+])  # fmt: skip
 def test_shrinking_is_the_proximal_map(shrink, norm, threshold):
     """prox(L) minimises 0.5 |X - L|^2 + t norm(X): no random step from it goes lower."""
     L = draw(6, 6).detach()
