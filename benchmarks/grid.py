@@ -12,6 +12,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
+from dipole.benchmarks.claims.published import row_label
 from dipole.core.objectives.registry import registry
 from dipole.core.objectives.spec import Term, format_terms, parse
 from dipole.core.utils.errors import ConfigError, RegistryError, SpecError, nearest
@@ -43,7 +44,8 @@ class Grid:
 
     def points(self) -> Iterator[dict[str, Value]]:
         """Yield the points that are not excluded, the first axis slowest."""
-        groups = self._groups()
+        together = {axis: group for group in self.zipped for axis in group}
+        groups = list(dict.fromkeys(together.get(axis, (axis,)) for axis in self.axes))
         count = prod(len(self.axes[group[0]]) for group in groups)
         if count > MOST:
             sizes = " x ".join(str(len(self.axes[group[0]])) for group in groups)
@@ -52,10 +54,6 @@ class Grid:
             point = {axis: self.axes[axis][i] for group, i in zip(groups, places, strict=True) for axis in group}
             if not any(all(point[axis].text in texts for axis, texts in out.items()) for out in self.excluded):
                 yield point
-
-    def _groups(self) -> list[tuple[str, ...]]:
-        together = {axis: group for group in self.zipped for axis in group}
-        return list(dict.fromkeys(together.get(axis, (axis,)) for axis in self.axes))
 
     def without(self, left_out: Sequence[str]) -> "Grid":
         """Return the grid of the other axes."""
@@ -149,7 +147,8 @@ def _with_bases(rows: Sequence[tuple[Entry, Mapping[str, Value], Entry]], base: 
     """Yield multiplied-out rows with their bases. A base with a grid too is the one with the row's own values."""
     families: dict[object, list[tuple[Mapping[str, Value], str]]] = defaultdict(list)
     for row, point, new in rows:
-        families[_label(row)].append((point, _label(new)))
+        label, of = (row_label(str(each.get("method")), each.get("group")) for each in (new, row))
+        families[of].append((point, label))
     by_values: dict[tuple[str, ...], dict[tuple[str, ...], str]] = {}
     for _, point, new in rows:
         wanted = new.get("base", base)
@@ -324,12 +323,6 @@ def _unused(axis: str, entries: Sequence[Entry], where: str) -> str:
         f"{where}: nothing uses the axis {axis!r}.{nearest(axis, known)} An axis is a setting (train.batch_size), "
         f"an option of an objective ({', '.join(list(known)[:3]) or 'none here'}, ...), or {{{axis}}} in a text."
     )
-
-
-def _label(row: Entry) -> str:
-    if not row.get("group"):
-        return str(row.get("method"))
-    return f"{row.get('method')} / {row['group']}"
 
 
 def _are_entries(value: object) -> bool:

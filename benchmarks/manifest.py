@@ -88,9 +88,7 @@ class ColumnEntry(Part):
     @property
     def sign(self) -> int:
         """1, or -1 if smaller values are better."""
-        if self.higher_is_better:
-            return 1
-        return -1
+        return 1 if self.higher_is_better else -1
 
     def metric_of(self, row: RowEntry) -> str:
         """Return the metric of a row."""

@@ -141,26 +141,29 @@ class Plan:
 
 def faults(jobs: Sequence[Job], processes: int) -> tuple[Fault, ...]:
     """Return the jobs that cannot be built, with the reason. Builds encoder and objective without data or memory."""
-    found: dict[str, list[CellEntry]] = defaultdict(list)
+    found = []
     for job in jobs:
         try:
             construct(job.config, processes)
         except DipoleError as error:
-            found[" ".join(str(error).split())].extend(job.cells)
-    return tuple(Fault(message, tuple(cells)) for message, cells in found.items())
+            found.append((" ".join(str(error).split()), job))
+    return _by_message(found)
 
 
 def missing_data(jobs: Sequence[Job]) -> tuple[Fault, ...]:
     """Return the jobs whose data are not there, with the fix. The network is not asked."""
-    found: dict[str, list[CellEntry]] = defaultdict(list)
     asked: dict[str, Sequence[str]] = {}
     for job in jobs:
-        key = repr(job.config.settings)
-        if key not in asked:
+        if (key := repr(job.config.settings)) not in asked:
             asked[key] = adapter_class(job.config.domain).missing_data(job.config.settings)
-        for problem in asked[key]:
-            found[problem].extend(job.cells)
-    return tuple(Fault(message, tuple(cells)) for message, cells in found.items())
+    return _by_message((problem, job) for job in jobs for problem in asked[repr(job.config.settings)])
+
+
+def _by_message(found: Iterable[tuple[str, Job]]) -> tuple[Fault, ...]:
+    cells: dict[str, list[CellEntry]] = defaultdict(list)
+    for message, job in found:
+        cells[message].extend(job.cells)
+    return tuple(Fault(message, tuple(of)) for message, of in cells.items())
 
 
 def make_plan(

@@ -15,6 +15,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -109,9 +110,18 @@ class _Run(Part):
 
 
 def read_results_file(path: Path) -> StoredSuite:
-    """Read a results file. Raise RecordError if it is none, has another version, or a line (named) is damaged."""
+    """Read a results file. Raise RecordError if it is none, has another version, or a line (named) is damaged.
+
+    An unchanged file is read once. Do not change what is returned.
+    """
     if path.suffix == ".toml":
         raise RecordError(f"{path} is a suite or a recipe. Give the folder of its runs, such as `dipole report runs`.")
+    stat = path.stat() if is_file(path) else None
+    return _read(path.absolute(), stat and (stat.st_mtime_ns, stat.st_size, stat.st_ino))
+
+
+@lru_cache(maxsize=128)
+def _read(path: Path, stamp: tuple[int, ...] | None) -> StoredSuite:
     head: _Head | None = None
     shared: dict[str, dict[str, Any]] = {}
     runs: list[_Run] = []
@@ -207,13 +217,8 @@ def shipped_runs(sized: Sized) -> set[str]:
 
 def stored_overrides(places: Iterable[Path]) -> dict[tuple[str, str], list[str]]:
     """Return the settings (`--set`) by which suites of results files were changed: (suite, scale) -> texts."""
-    found = {}
-    for place in places:
-        for path in some_files(place):
-            suite = read_results_file(path).manifest
-            if changed := suite.protocol.get(CHANGED):
-                found[suite.suite, suite.scale] = BETWEEN.split(str(changed))
-    return found
+    found = [read_results_file(path).manifest for place in places for path in some_files(place)]
+    return {(m.suite, m.scale): BETWEEN.split(str(text)) for m in found if (text := m.protocol.get(CHANGED))}
 
 
 def write_results_file(path: Path, suite: StoredSuite) -> None:
@@ -334,8 +339,8 @@ def differing(one: RunRecord, other: RunRecord) -> str:
 def strangers(known: Iterable[RunRecord], more: Iterable[RunRecord] = ()) -> dict[str, str]:
     """Return the runs of `more` on other data than `known`, or the minority of `known` alone: run -> reason.
 
-    Runs of one seed on data of one name, size and numbers in their domain's table (`toy.imbalance`) have the same
-    data. If several seeds of `known` have the same data, the data do not depend on the seed.
+    Runs of one seed on data of one name and size, with the same table of their domain, have the same data. If several
+    seeds of `known` have the same data, the data do not depend on the seed.
     """
     trusted, newer = list(known), list(more)
     prints: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
@@ -357,9 +362,8 @@ def strangers(known: Iterable[RunRecord], more: Iterable[RunRecord] = ()) -> dic
 
 
 def _name(record: RunRecord) -> str:
-    table = record.config.get(record.domain) or {}
-    drawn = {name: value for name, value in table.items() if isinstance(value, int | float)}
-    return json.dumps([record.domain, record.data.get("name"), record.data.get("sizes"), drawn], sort_keys=True)
+    table = record.config.get(record.domain)  # such as `toy.imbalance` and `vision.data.size`
+    return json.dumps([record.domain, record.data.get("name"), record.data.get("sizes"), table], sort_keys=True)
 
 
 def _fingerprint(record: RunRecord) -> str:

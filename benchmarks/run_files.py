@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,15 +63,14 @@ def read_curves(path: Path, names: Iterable[str]) -> dict[str, Curve]:
                 for name in marks:
                     if _is_number(value := line.get(name)):
                         points[name].append((float(step), float(value)))
-    return {name: _thinned(found) for name, found in points.items()}
+    curves = {}
+    for name, found in points.items():
+        every = -(-len(found) // MOST_POINTS)
+        kept = [p for i, p in enumerate(found) if i % every == 0 or i == len(found) - 1]
+        curves[name] = Curve(tuple(step for step, _ in kept), tuple(value for _, value in kept))
+    return curves
 
 
 def _is_number(value: object) -> TypeGuard[float]:
     # A float from 1e999 on is infinite, an integer of that size fits no float.
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-
-
-def _thinned(points: Sequence[tuple[float, float]]) -> Curve:
-    every = -(-len(points) // MOST_POINTS)
-    kept = [p for i, p in enumerate(points) if i % every == 0 or i == len(points) - 1]
-    return Curve(tuple(step for step, _ in kept), tuple(value for _, value in kept))

@@ -7,8 +7,9 @@ parts the evidence on the claim. The verdict follows from the evidence and its p
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import exp, inf, isfinite, log, nan
 
 from dipole.benchmarks.claims.claim_specs import ROUNDING, ClaimPart
@@ -53,16 +54,13 @@ class JudgedComparison:
 class JudgedPart:
     """A part of a claim on one set of numbers: its comparisons, and the evidence of all of them together.
 
-    `missing` comparisons have no data. `mean` is the mean of all if the part is about it. `with_room` is the evidence
-    of the comparisons without an obstacle.
+    `missing` comparisons have no data. `mean` is the mean of all if the part is about it.
     """
 
     part: ClaimPart
     items: tuple[JudgedComparison, ...]
     missing: int
-    mean: JudgedComparison | None
-    evidence: Evidence
-    with_room: Evidence
+    mean: JudgedComparison | None = None
 
     @property
     def holds(self) -> bool:
@@ -80,6 +78,35 @@ class JudgedPart:
         if self.mean is not None:
             return not self.mean.obstacle
         return sum(not item.obstacle for item in self.items) + self.missing >= self.least
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        """The evidence of all comparisons."""
+        return self._combined(lambda item: item.evidence)
+
+    @cached_property
+    def with_room(self) -> Evidence:
+        """The evidence of the comparisons without an obstacle."""
+        return self._combined(lambda item: NOTHING if item.obstacle else item.evidence)
+
+    def _combined(self, evidence_of: Callable[[JudgedComparison], Evidence]) -> Evidence:
+        """Combine the evidence of all comparisons, or that of their mean if the part is about it."""
+        spec, evidence = (
+            self.part.spec,
+            at_least([*map(evidence_of, self.items), *[NOTHING] * self.missing], self.least),
+        )
+        if self.mean is not None:
+            of_mean = NOTHING if self.missing else evidence_of(self.mean)
+            inside, outside = of_mean.inside, of_mean.outside
+            # If each comparison has to hold, one false comparison is enough against it.
+            if spec.of_each and not self.holds:
+                inside = 1.0
+            if spec.of_each and len(self.items) > 1:
+                outside = min(1.0, 2 * min(evidence.outside, outside))
+            evidence = Evidence(inside, outside)
+        if self.part.kind == "significant":
+            evidence = replace(evidence, inside=min(1.0, evidence.inside * LEVEL / self.part.level))
+        return evidence
 
 
 @dataclass(frozen=True)
@@ -184,33 +211,7 @@ def _judge_part(part: ClaimPart, found: Sequence[Comparison | None]) -> JudgedPa
     directed = [item for item in items if item.comparison.turn(part)]
     if part.spec.of_mean and directed and all(len(item.comparison.pairs) == 1 for item in directed):
         mean = _judge_mean(part, directed)
-    judged = JudgedPart(part, items, missing, mean, NOTHING, NOTHING)
-    with_room = replace(judged, items=tuple(map(_with_room, items)), mean=mean and _with_room(mean))
-    return replace(judged, evidence=_combined(judged), with_room=_combined(with_room))
-
-
-def _with_room(item: JudgedComparison) -> JudgedComparison:
-    """Return a comparison that is no evidence if it has an obstacle."""
-    return replace(item, evidence=NOTHING) if item.obstacle else item
-
-
-def _combined(judged: JudgedPart) -> Evidence:
-    """Combine the evidence of all comparisons, or that of their mean if the part is about it."""
-    part, items, mean = judged.part, judged.items, judged.mean
-    evidence = at_least([*(item.evidence for item in items), *[NOTHING] * judged.missing], judged.least)
-    if mean is not None:
-        inside, outside = mean.evidence.inside, mean.evidence.outside
-        if judged.missing:
-            inside = outside = 1.0
-        # If each comparison has to hold, one false comparison is enough against it.
-        if part.spec.of_each and not judged.holds:
-            inside = 1.0
-        if part.spec.of_each and len(items) > 1:
-            outside = min(1.0, 2 * min(evidence.outside, outside))
-        evidence = Evidence(inside, outside)
-    if part.kind == "significant":
-        evidence = replace(evidence, inside=min(1.0, evidence.inside * LEVEL / part.level))
-    return evidence
+    return JudgedPart(part, items, missing, mean)
 
 
 def _judge(part: ClaimPart, comparison: Comparison) -> JudgedComparison:

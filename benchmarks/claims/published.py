@@ -67,9 +67,7 @@ class PrintedTable:
     def trials(self) -> int | None:
         """Number of trials behind each cell, None if the paper does not say."""
         trials = self.protocol.get("trials")
-        if isinstance(trials, int):
-            return trials
-        return None
+        return trials if isinstance(trials, int) else None
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from dipole.benchmarks.report.curve_charts import Line, line_chart
 from dipole.benchmarks.report.rank_charts import rank_charts
 from dipole.benchmarks.report.ranking import Rank
 from dipole.benchmarks.report.row_charts import ChartRow, Tile, heat_map, interval_chart
+from dipole.benchmarks.report.tables import NOTHING
 from dipole.benchmarks.report.training_charts import (
     LOSS,
     Group,
@@ -27,12 +28,11 @@ from dipole.benchmarks.report.training_charts import (
     training_pictures,
 )
 from dipole.benchmarks.run_files import RunFiles
-from dipole.benchmarks.statistics import Interval, Summary, number, summarize
+from dipole.benchmarks.statistics import Interval, number, summarize
 from dipole.benchmarks.suite_results import SuiteResults, curves_on
 from dipole.core.record import RunRecord
 
 INTERVAL = "bar: 95 % interval"
-NOTHING = Summary(0, nan, nan, nan, nan)
 SAME = 0.02
 """A picture of values that differ by less than this share is left out."""
 LEAST_OPTIONS = 4

@@ -57,7 +57,8 @@ def _page(report: Report, sections: Sequence[Section], link: Callable[[str], str
     environment = Environment(
         loader=PackageLoader("dipole.benchmarks", "templates"),
         autoescape=True,
-        finalize=_shown,
+        # Control characters of a text become escapes. Our own files and charts are Markup, which stays.
+        finalize=lambda value: printable(value) if type(value) is str else value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -80,11 +81,6 @@ def _page(report: Report, sections: Sequence[Section], link: Callable[[str], str
         is_number=lambda value: isinstance(value, int | float),
         last=DETECTABLE,
     )
-
-
-def _shown(value: object) -> object:
-    """Write control characters of a text as escapes. Our own files and charts are Markup, which stays."""
-    return printable(value) if type(value) is str else value
 
 
 def _drawn(picture: Picture, is_now: bool) -> str:

@@ -37,11 +37,6 @@ Claims = Mapping[str, Sequence[JudgedClaim]]
 """The claims on each suite, by its name."""
 
 
-def tables(suites: Sequence[SuiteResults], claims: Claims) -> list[ReportTable]:
-    """Return the tables of the overview that have rows."""
-    return [table for table in (suites_table(suites, claims), decided_table(suites, claims)) if table.rows]
-
-
 def suites_table(suites: Sequence[SuiteResults], claims: Claims) -> ReportTable:
     """Return a row for each suite: its question, the answer, how many more seeds are needed, and verdicts on claims."""
     rows = []

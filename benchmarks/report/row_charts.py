@@ -1,6 +1,7 @@
 """Charts with a row per name: intervals, ranks, heat maps."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -178,7 +179,9 @@ def heat_map(
     labels, columns = values_of(rows, "row"), values_of(rows, "column")
 
     def draw(alt: Any) -> Any:
-        names, has_text = _in_order(columns), any(row["text"] for row in rows)
+        names, has_text = columns, any(row["text"] for row in rows)
+        with suppress(ValueError):  # numbers by size, as a row may lack some
+            names = sorted(columns, key=float)
         step = max(200, min(width_beside(labels), TILE / 2 * len(names))) / len(names)
         width = round(step * len(names))
         if has_text:
@@ -215,11 +218,3 @@ def _colours(alt: Any, values: Sequence[float], middle: float | None) -> tuple[A
     reach = max(abs(value - middle) for value in values) or 1.0
     is_dark = f"abs(datum.value - {middle!r}) > {0.7 * reach!r}"
     return alt.Scale(scheme="purpleorange", domain=[middle - reach, middle + reach], reverse=True), is_dark
-
-
-def _in_order(names: list[str]) -> list[str]:
-    """Numbers by size, as a row may lack some. Other names as they come."""
-    try:
-        return sorted(names, key=float)
-    except ValueError:
-        return names

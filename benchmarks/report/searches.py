@@ -1,20 +1,15 @@
 """Sections of the report about searches (`dipole sweep`): trials spent, what mattered, the winner on both parts."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING
 
 from dipole.benchmarks.report.contents import Picture, pictured
 from dipole.benchmarks.report.curve_charts import scatter_chart
 from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable
+from dipole.benchmarks.sweep.summary import SearchSummary, TrialLine
 from dipole.core.record import RunRecord
 from dipole.core.utils.text import counted
-
-if TYPE_CHECKING:
-    from dipole.benchmarks.sweep.summary import SearchSummary, TrialLine
 
 
 def search_tables(search: SearchSummary, records: Mapping[str, RunRecord]) -> list[ReportTable]:

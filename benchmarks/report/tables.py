@@ -246,7 +246,9 @@ def comparison_table(task: str, records: Sequence[RunRecord]) -> ReportTable:
     for objective, runs in by.items():
         cells = [Cell(objective), count_cell(len(runs))]
         for name in names:
-            cells.append(_mean_and_spread(_known(run.results.get(name) for run in runs)))
+            values = _known(run.results.get(name) for run in runs)
+            found = summarize(values) if values else NOTHING
+            cells.append(number_cell(found.mean, f"\N{PLUS-MINUS SIGN} {number(found.std)}" if found.n > 1 else ""))
         rows.append(tuple(cells))
     slug = re.sub(r"[^a-z0-9]+", "-", task.lower()).strip("-")
     note = "Mean and standard deviation over all runs of one objective, also if other settings differ."
@@ -323,13 +325,6 @@ def _printed(cell: PrintedCell | None) -> str:
     if cell is None or cell.mean is None:
         return ""
     return f"{cell.mean:g}" if cell.std is None else f"{cell.mean:g} \N{PLUS-MINUS SIGN} {cell.std:g}"
-
-
-def _mean_and_spread(values: Sequence[float]) -> Cell:
-    if not values:
-        return EMPTY
-    found = summarize(values)
-    return number_cell(found.mean, f"\N{PLUS-MINUS SIGN} {number(found.std)}" if found.n > 1 else "")
 
 
 def _known(values: Iterable[float | None]) -> list[float]:

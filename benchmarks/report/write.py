@@ -14,7 +14,7 @@ from dipole.benchmarks.report.table import escaped, to_csv, to_latex
 from dipole.benchmarks.report.table import to_markdown as table_to_markdown
 from dipole.benchmarks.run_files import RunFiles
 from dipole.benchmarks.suite_results import Gathered, SuiteResults, gather
-from dipole.benchmarks.sweep.summary import SearchSummary, read_summaries
+from dipole.benchmarks.sweep.summary import read_summaries
 from dipole.core.record import RunRecord, now
 from dipole.core.utils.errors import ConfigError, RecordError
 from dipole.core.utils.files import atomic_write, disk_refusing
@@ -70,15 +70,19 @@ def make_report(runs: Path | Sequence[Path], gathered: Gathered | None = None) -
     sections, summary = [_suite(suite, files, claims[suite.manifest.name]) for suite in suites], ""
     if len(suites) > overview.FEW:
         summary = overview.in_a_sentence(suites, claims)
-        shown = overview.tables(suites, claims)
-        sections.insert(0, Section("overview", "Overview", "One line for each suite", (), shown, {}))
+        both = overview.suites_table(suites, claims), overview.decided_table(suites, claims)
+        filled = [table for table in both if table.rows]
+        sections.insert(0, Section("overview", "Overview", "One line for each suite", (), filled, {}))
     if (coverage := tables.coverage_table(suites)) is not None:
         found = (coverage, claim_tables.every_claim_table(claims))
         sections.append(Section("published", "The papers", "Printed tables and our runs", (), found, {}))
     asked = {job.hash for suite in suites for job in suite.jobs}
     for place in filter(Path.is_dir, places):
         searched, unreadable = read_summaries(place)
-        sections += [_search(each, gathered) for each in searched]
+        for each in searched:
+            shown, slices = searches.search_tables(each, gathered.done), searches.slices(each)
+            about = f"search-{each.name}", f"Search: {each.name}", searches.spent(each), searches.notes(each)
+            sections.append(Section(*about, shown, {"Slices": slices} if slices else {}))
         asked |= {trial.run for each in searched for trial in each.trials}
         problems += unreadable
     others = [record for name, record in gathered.records.items() if name not in asked]
@@ -92,8 +96,16 @@ def make_report(runs: Path | Sequence[Path], gathered: Gathered | None = None) -
     if problems:
         subtitle = counted(len(problems), "entry", "entries")
         sections.append(Section("problems", "Problems", subtitle, (), tables.problem_tables(problems), {}))
-    machines = findings.of_machines(gathered.done.values())
-    return Report("dipole report", now(), _facts(gathered, len(problems)), sections, machines, summary)
+    machines, records = findings.of_machines(gathered.done.values()), list(gathered.records.values())
+    facts = {
+        "runs": str(len(records)),
+        "finished": str(len(gathered.done)),
+        "domains": ", ".join(sorted({r.domain for r in records})) or "none",
+        "computing time": duration(sum(r.wall_seconds for r in records)),
+    }
+    if problems:
+        facts["problems"] = str(len(problems))
+    return Report("dipole report", now(), facts, sections, machines, summary)
 
 
 def _suite(results: SuiteResults, files: RunFiles, claims: Sequence[JudgedClaim]) -> Section:
@@ -133,14 +145,6 @@ def _by_task(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
     return found
 
 
-def _search(search: SearchSummary, gathered: Gathered) -> Section:
-    shown = searches.search_tables(search, gathered.done)
-    drawn = {"Slices": searches.slices(search)}
-    drawn = {name: found for name, found in drawn.items() if found}
-    title = f"Search: {search.name}"
-    return Section(f"search-{search.name}", title, searches.spent(search), searches.notes(search), shown, drawn)
-
-
 def _notes(results: SuiteResults) -> Iterable[str]:
     manifest, table = results.manifest, results.table
     yield from findings.of_learning(results)
@@ -154,19 +158,6 @@ def _notes(results: SuiteResults) -> Iterable[str]:
     if table is not None:
         yield f"Published: {table.paper_table} ({table.paper}). {table.caption}"
         yield from table.notes
-
-
-def _facts(gathered: Gathered, problems: int) -> dict[str, str]:
-    records: Sequence[RunRecord] = list(gathered.records.values())
-    facts = {
-        "runs": str(len(records)),
-        "finished": str(len(gathered.done)),
-        "domains": ", ".join(sorted({r.domain for r in records})) or "none",
-        "computing time": duration(sum(r.wall_seconds for r in records)),
-    }
-    if problems:
-        facts["problems"] = str(problems)
-    return facts
 
 
 def _html(report: Report, path: Path) -> dict[Path, str | bytes]:

@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -171,11 +171,9 @@ def log_of(task: EngineTask, runs: Path) -> Path:
 
 def _attempt(task: EngineTask, runs: Path, run: Callable[[IO[str]], int]) -> TaskResult | None:
     """Run with the log of the task open, and judge the attempt by the run's record, not by the exit code alone."""
-    try:
+    with suppress(OSError):  # the worker reports what is wrong with the folder
         if is_held(runs / BENCH / "claims" / f"{task.hash}.json"):
             return None
-    except OSError:
-        pass  # the worker reports what is wrong with the folder
     path = log_of(task, runs)
     path.parent.mkdir(parents=True, exist_ok=True)
     check_own(path)

@@ -59,10 +59,7 @@ class RayEngine(Engine):
 
     def attempt(self, task: EngineTask, runs: Path) -> TaskResult | None:
         remote = self.ray.remote(max_retries=RETRIES)(self.on_node)
-        gpus = 0
-        if self.gpus:
-            gpus = task.processes
-        remote = remote.options(num_cpus=self.threads, num_gpus=gpus)
+        remote = remote.options(num_cpus=self.threads, num_gpus=task.processes if self.gpus else 0)
         with self._lock:
             reference = remote.remote(task, str(runs.resolve()), self._token, self.threads)
             self._pending.add(reference)
@@ -114,7 +111,11 @@ def pack(runs: Path, name: str) -> bytes:
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for path in (Path(name), Path(BENCH, "logs", f"{name}.log")):
             if (runs / path).exists():
-                archive.add(runs / path, arcname=str(path), filter=_without_checkpoints)
+                archive.add(
+                    runs / path,
+                    arcname=str(path),
+                    filter=lambda entry: None if Path(entry.name).parts[1:2] == ("checkpoints",) else entry,
+                )
     return buffer.getvalue()
 
 
@@ -132,9 +133,3 @@ def unpack(archive: bytes, runs: Path, name: str) -> None:
             with suppress(FileNotFoundError):
                 target.replace(Path(draft, "earlier-attempt"))
             Path(draft, name).replace(target)
-
-
-def _without_checkpoints(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    if Path(entry.name).parts[1:2] == ("checkpoints",):
-        return None
-    return entry

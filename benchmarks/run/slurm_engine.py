@@ -62,8 +62,15 @@ class SlurmEngine(Engine):
 
     def prepare(self, tasks: Sequence[EngineTask], runs: Path) -> None:
         """Submit all tasks as one array."""
-        self._executor = self._make_executor(runs, max((task.processes for task in tasks), default=1))
         self._jobs: dict[str, Any] = {}
+        self._executor = self.submitit.AutoExecutor(folder=runs.resolve() / BENCH / "slurm", cluster=self.cluster)
+        self._executor.update_parameters(timeout_min=MINUTES, cpus_per_task=self.threads, name="dipole")
+        if self.cluster == "slurm":
+            given: dict[str, Any] = {"array_parallelism": self.slots}
+            if (processes := max((task.processes for task in tasks), default=1)) > 1:
+                given["gpus_per_node"] = processes
+            given |= self.options | {name: int(value) for name, value in self.options.items() if value.isdecimal()}
+            self._executor.update_parameters(**{f"slurm_{name}": value for name, value in given.items()})
         with self._executor.batch():
             for task in tasks:
                 self._jobs[task.hash] = self._submit(task, runs)
@@ -91,17 +98,6 @@ class SlurmEngine(Engine):
 
     def _submit(self, task: EngineTask, runs: Path) -> Any:
         return self._executor.submit(OnNode(self.threads), task, str(runs.resolve()))
-
-    def _make_executor(self, runs: Path, processes: int) -> Any:
-        executor = self.submitit.AutoExecutor(folder=runs.resolve() / BENCH / "slurm", cluster=self.cluster)
-        executor.update_parameters(timeout_min=MINUTES, cpus_per_task=self.threads, name="dipole")
-        if self.cluster == "slurm":
-            given: dict[str, Any] = {"array_parallelism": self.slots}
-            if processes > 1:
-                given["gpus_per_node"] = processes
-            given |= self.options | {name: int(value) for name, value in self.options.items() if value.isdecimal()}
-            executor.update_parameters(**{f"slurm_{name}": value for name, value in given.items()})
-        return executor
 
 
 class OnNode:

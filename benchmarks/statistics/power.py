@@ -45,7 +45,7 @@ def power(
     return _power(shift, *_critical(n, other, alpha, is_paired))
 
 
-def _size(n: int, other: int, is_paired: bool) -> float:
+def _size(n: float, other: float, is_paired: bool) -> float:
     return n if is_paired else n * other / (n + other)
 
 
@@ -57,14 +57,14 @@ def _power(shift: float, critical: Array, share: Array, df: float) -> float:
 
 
 @lru_cache(maxsize=1024)
-def _critical(n: int, other: int, alpha: float, is_paired: bool) -> tuple[Array, Array, float]:
+def _critical(n: float, other: float, alpha: float, is_paired: bool) -> tuple[Array, Array, float]:
     """Return critical values of a t statistic, the probability of each, and the statistic's degrees of freedom.
 
     The first arm's share of the sum of squares, sin^2 of an angle, has a beta distribution and is independent of the
     sum. It sets Welch's degrees of freedom and how far his error is from the true one.
     """
     if is_paired:
-        return _of_t_test(n - 1, alpha)
+        return np.array([special.stdtrit(n - 1, 1 - alpha / 2)]), np.ones(1), n - 1
     df = n + other - 2
     low, high = np.arcsin(np.sqrt(special.betaincinv((n - 1) / 2, (other - 1) / 2, [1e-13, 1 - 1e-13])))
     places, weights = np.polynomial.legendre.leggauss(NODES)
@@ -75,10 +75,6 @@ def _critical(n: int, other: int, alpha: float, is_paired: bool) -> tuple[Array,
     of_welch = (one + two) ** 2 / (one**2 / (n - 1) + two**2 / (other - 1))
     error = np.sqrt(df * (one + two) * _size(n, other, False))
     return error * special.stdtrit(of_welch, 1 - alpha / 2), share / share.sum(), float(df)
-
-
-def _of_t_test(df: float, alpha: float) -> tuple[Array, Array, float]:
-    return np.array([special.stdtrit(df, 1 - alpha / 2)]), np.ones(1), df
 
 
 def detectable(
@@ -97,7 +93,7 @@ def detectable(
     other = other or n
     if min(n, other) < 2 or not isfinite(std):
         return nan
-    return std / sqrt(_size(n, other, is_paired)) * _least_shift_of(n, other, target, alpha, is_paired)
+    return std / sqrt(_size(n, other, is_paired)) * _least_shift(n, other, target, alpha, is_paired)
 
 
 def detectable_by(test: PairedTest, alpha: float) -> float:
@@ -112,18 +108,14 @@ def detectable_by(test: PairedTest, alpha: float) -> float:
     return detectable(test.spread, test.n, alpha=alpha, is_paired=test.method != "Welch", other=test.larger)
 
 
-@lru_cache(maxsize=1024)
-def _least_shift_of(n: int, other: int, target: float, alpha: float, is_paired: bool) -> float:
-    return _least_shift(*_critical(n, other, alpha, is_paired), target)
-
-
-@lru_cache(maxsize=1024)
 def least_shift(df: float) -> float:
     """Return how many standard errors a quantity has to be from 0 for 80 % power of a two-sided t-test at 0.05."""
-    return _least_shift(*_of_t_test(df, 0.05), POWER)
+    return _least_shift(df + 1, df + 1, POWER, 0.05, True)
 
 
-def _least_shift(critical: Array, share: Array, df: float, target: float) -> float:
+@lru_cache(maxsize=1024)
+def _least_shift(n: float, other: float, target: float, alpha: float, is_paired: bool) -> float:
+    critical, share, df = _critical(n, other, alpha, is_paired)
     most = 10 * critical.max() + 40
     return float(brentq(lambda shift: _power(shift, critical, share, df) - target, 0.0, most, rtol=1e-12))
 

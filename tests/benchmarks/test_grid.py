@@ -56,17 +56,11 @@ def test_committed_runs_belong_to_jobs_of_their_suite_as_it_is_now(path):
 
 def test_axes_are_multiplied_zipped_and_excluded_and_bases_follow(tmp_path):
     sized = read_suite(written(tmp_path, SUITE)).at("small")
-    assert [row.label for row in sized.rows] == [
-        "infonce, temperature=0.1", "infonce, temperature=0.5", "dp, temperature=0.1", "dp, temperature=0.5",
-        "no temperature",
-    ]  # fmt: skip
-    assert [row.objective for row in sized.rows] == [
-        "infonce(temperature=0.1)", "infonce(temperature=0.5)", "infonce(temperature=0.1) + 0.1*dp",
-        "infonce(temperature=0.5) + 0.1*dp", "align_uniform",
-    ]  # fmt: skip
-    assert [sized.base_of(row) for row in sized.rows[:4]] == [
-        None, None, "infonce, temperature=0.1", "infonce, temperature=0.5",
-    ]  # fmt: skip
+    labels = [f"{name}, temperature={value}" for name in ("infonce", "dp") for value in (0.1, 0.5)]
+    assert [row.label for row in sized.rows] == [*labels, "no temperature"]
+    objectives = [f"infonce(temperature={value}){more}" for more in ("", " + 0.1*dp") for value in (0.1, 0.5)]
+    assert [row.objective for row in sized.rows] == [*objectives, "align_uniform"]
+    assert [sized.base_of(row) for row in sized.rows[:4]] == [None, None, *labels[:2]]
     assert [column.name for column in sized.columns] == ["digits/batch=32", "digits/batch=64", "few/batch=32"]
     assert sized.columns[2].set == ("train.batch_size=32", "train.learning_rate=0.001", "vision.data.limit=500")
     job = sized.jobs()[0]

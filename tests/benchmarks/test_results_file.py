@@ -136,15 +136,12 @@ def test_no_line_of_a_file_does_harm(runs_folder, tmp_path):
 
     def tried(texts):
         added.path.write_text("\n".join(texts) + "\n")
-        said = None
         try:
             found = results_file.read_results_file(added.path)
             assert set(found.runs) <= {job.hash for job in found.manifest.jobs}
         except RecordError as error:
-            said = str(error)
-        if said is not None:
+            said, before = str(error), added.path.read_bytes()
             assert str(added.path) in said
-            before = added.path.read_bytes()
             refused(RecordError, None, add, [runs_folder.path], tmp_path / "kept")
             assert added.path.read_bytes() == before
         make_report(tmp_path / "kept")
@@ -173,8 +170,7 @@ def test_what_is_no_results_file_is_a_problem_of_the_report(runs_folder, tmp_pat
     path.write_bytes(content)
     report = make_report(runs_folder.path)
     problems = report.sections[-1]
-    assert problems.id == "problems"
-    assert report.facts["problems"] == "1"
+    assert (problems.id, report.facts["problems"]) == ("problems", "1")
     assert "odd.jsonl" in repr(problems.tables)
     refused(RecordError, r"odd\.jsonl", results_file.known_runs, [path])
 
@@ -188,8 +184,7 @@ def test_places_that_are_none(tmp_path, runs_folder):
     (tmp_path / "file").touch()
     refused(ConfigError, "give a folder", add, [runs_folder.path], tmp_path / "file")
     suite = written(tmp_path, 'name = "mine"')
-    said = r"mine\.toml is a suite or a recipe. Give the folder of its runs"
-    refused(RecordError, said, results_file.read_results_file, suite)
+    refused(RecordError, r"mine\.toml is a suite or a recipe. Give the fold", results_file.read_results_file, suite)
 
 
 def test_bench_makes_no_run_again_that_is_known(runs_folder, tmp_path, capsys, monkeypatch):
@@ -202,8 +197,7 @@ def test_bench_makes_no_run_again_that_is_known(runs_folder, tmp_path, capsys, m
     write_manifest(runs_folder.path, sized.manifest([job]))
     assert main(["results", "add", str(runs_folder.path), "--to", str(tmp_path / "kept")]) == 0
     capsys.readouterr()
-    known = [tmp_path / "kept"]
-    answer = {}
+    known, answer = [tmp_path / "kept"], {}
     assert bench(str(suite), runs=second, jobs=1, known=known, answer=answer) == 0
     assert (answer["done"], answer["skipped"]) == (0, 1)
     assert not [path for path in second.iterdir() if not path.name.startswith(".")]
@@ -303,7 +297,7 @@ def test_a_report_names_runs_of_other_data_and_of_other_results(runs_folder, tmp
 def test_data_that_follow_the_seed_are_no_strangers():
     def run(seed, print_, name="x", imbalance=1.0):
         data = {"name": "digits", "sizes": {"test": 9}, "fingerprint": print_}
-        config = {"vision": {"imbalance": imbalance}}
+        config = {"vision": {"data": {"size": imbalance}}}
         return SimpleNamespace(domain="vision", data=data, seed=seed, hash=f"{name}{seed}{print_}", config=config)
 
     assert strangers([run(0, "a"), run(1, "b")], [run(2, "c")]) == {}

@@ -196,10 +196,8 @@ def test_columns_of_the_same_runs_and_metric_are_one_test(runs_folder):
     assert findings.of_differences(twice) == findings.of_differences(once)
 
 
-@pytest.mark.parametrize(
-    ("metric", "spread", "difference"), [("diag/rank", 3.0, 3.15), ("cost/wall_seconds", 5.0, 6.25)]
-)
-def test_the_plan_knows_the_spread_of_diagnostics_and_costs(suite_file, runs_folder, metric, spread, difference):
+@pytest.mark.parametrize(("metric", "spread", "tenth"), [("diag/rank", 3.0, 3.15), ("cost/wall_seconds", 5.0, 6.25)])
+def test_the_plan_knows_the_spread_of_diagnostics_and_costs(suite_file, runs_folder, metric, spread, tenth):
     suite_file.write_text(suite_file.read_text().replace('metric = "knn/accuracy"', f'metric = "{metric}"'))
     sized = read_suite(suite_file).at("small")
     ranks = [{"diagnostics": {"rank": 30.0 + 3 * seed}, "wall_seconds": 60.0 + 5 * seed} for seed in (0, 1)]
@@ -207,7 +205,7 @@ def test_the_plan_knows_the_spread_of_diagnostics_and_costs(suite_file, runs_fol
     (line,) = [line for line in make_plan(sized, sized.jobs(), records, 1, None).seeds if line.column == "knn"]
     assert {each.higher_is_better for each in sized.columns if each.name == "knn"} == {metric == "diag/rank"}
     assert line.std == pytest.approx(spread / 2**0.5)
-    assert line.difference == pytest.approx(difference)  # a tenth of the mean
+    assert line.difference == pytest.approx(tenth)  # of the mean
 
 
 def test_estimates_prefer_the_nearest_earlier_run(suite_file, runs_folder):
@@ -410,7 +408,4 @@ def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else(terminal, monkeypatch):
         report(1, 0, 10.0, "done    0123")
         report(2, 0, 0.0, "done    4567")
     plain = "[0/2] 2 runs, 1 at a time; about 20s left\n[1/2] done    0123; about 10s left\n[2/2] done    4567\n"
-    if terminal:
-        assert "\x1b[" in stream.getvalue()
-    else:
-        assert stream.getvalue() == plain
+    assert ("\x1b[" in stream.getvalue(), stream.getvalue() == plain) == (terminal, not terminal)
