@@ -96,21 +96,11 @@ def test_what_does_not_fit_is_said(overrides, said):
     refused(ConfigError, said, load_recipe, "digits-simclr", overrides)
 
 
-def test_a_short_run_beats_the_untrained_encoder_and_its_online_probe_learns_the_classes(tmp_path):
+def test_a_short_run_beats_the_untrained_encoder(tmp_path):
     settings = ["train.epochs=8", "vision.encoder.width=8", "vision.probe.probes=['few_shot', 'kmeans']"]
-    settings += ["vision.probe.online={learning_rate=2e-2}", "train.evaluate_every=4", "train.log_every=1"]
-    record = run_of("digits-simclr", tmp_path, *settings)
-    found = record.results
+    found = run_of("digits-simclr", tmp_path, *settings).results
     assert found["few_shot/accuracy"] > found["untrained/few_shot/accuracy"] + 0.02
     assert found["kmeans/accuracy"] > found["untrained/kmeans/accuracy"]
-    keys = ("train/online_accuracy", "eval/online/accuracy", "test/online/accuracy")
-    training, evaluated, tested = ([line[key] for line in logged(tmp_path / record.hash, key)] for key in keys)
-    assert training[0] < 0.25
-    assert training[-1] > 0.5
-    assert len(evaluated) == 2
-    assert evaluated[-1] > 0.5
-    # Curves are of the validation part, the result is of the test part.
-    assert tested == [pytest.approx(found["online/accuracy"], rel=1e-6)]
 
 
 @pytest.mark.slow
@@ -168,6 +158,19 @@ def test_the_encoder_never_notices(tmp_path, settings):
     assert all({"train/online_accuracy", "train/online_loss"} <= line.keys() for line in first)
     assert not any("train/online_loss" in line for line in second)
     assert ["online/accuracy" in record.results for record in records] == [True, False]
+
+
+def test_it_learns_the_classes(tmp_path):
+    settings = [*SHORT_RUN, ONLINE, "train.epochs=10", "train.evaluate_every=5", "vision.data.limit=1024"]
+    record = run_of("digits-simclr", tmp_path, *settings)
+    keys = ("train/online_accuracy", "eval/online/accuracy", "test/online/accuracy")
+    training, evaluated, tested = ([line[key] for line in logged(tmp_path / record.hash, key)] for key in keys)
+    assert training[0] < 0.25
+    assert training[-1] > 0.5
+    assert len(evaluated) == 2
+    assert evaluated[-1] > 0.6
+    # Curves are of the validation part, the result is of the test part.
+    assert tested == [pytest.approx(record.results["online/accuracy"], rel=1e-6)]
 
 
 def branch(seed=0):
