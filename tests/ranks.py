@@ -85,6 +85,9 @@ def _run_python(arguments, cwd, environment, streams):
     os.environ.update(environment)
     for name in [each for each in sys.modules if each.partition(".")[0] == "dipole"]:
         del sys.modules[name]
+    registry = getattr(sys.modules.get("gymnasium"), "registry", {})
+    for name in [each for each in registry if each.startswith("dipole/")]:
+        del registry[name]
     flag, *sys.argv = arguments
     sys.path[:0] = ["", *environment.get("PYTHONPATH", "").split(os.pathsep)]
     try:

@@ -246,10 +246,8 @@ def test_public_names_have_pages_that_link_to_them(hooks):
     assert found == f'<autoref identifier="{place}" optional><code>PairsError</code></autoref> <code>pairs</code>'
 
 
-MODULES = [vision, evaluation]
-MODULES += [import_module("dipole.text")] * (find_spec("sentence_transformers") is not None)
-MODULES += [import_module("dipole.rl")] * (find_spec("stable_baselines3") is not None)
-MODULES += [dipole]
+NEEDED = {"dipole.text": "sentence_transformers", "dipole.rl": "stable_baselines3"}
+MODULES = [vision, evaluation, *(import_module(name) for name, needs in NEEDED.items() if find_spec(needs)), dipole]
 WITHOUT = {"AnyStatistic", "TEMPERATURE", "__version__", *(name for name in dipole.__all__ if name.endswith("Error"))}
 NAMES = [(module, name) for module in MODULES for name in module.__all__ if name not in WITHOUT]
 
