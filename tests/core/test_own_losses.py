@@ -35,10 +35,9 @@ def blocks(tmp_path_factory):
     sys.path.remove(str(folder))
 
 
-@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("left_out", [("size", "tiled", "close pairs"), pytest.param((), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", NAMES)
-def test_what_the_page_registers_passes_the_kit(name, quick):
-    left_out = {"size", "tiled", "close pairs"} if quick else set()
+def test_what_the_page_registers_passes_the_kit(name, left_out):
     report = check_objective(name, only=[*(each for each in QUICK if each not in left_out), "ranks"])
     assert report.ok, report.table()
 
