@@ -135,6 +135,7 @@ def test_list_names_what_exists(blobs, capsys):
 
 
 def test_show_explains_an_objective_a_table_and_a_recipe(blobs, capsys):
+    Path("dp").touch()  # a file of the same name
     out = done(capsys, "show", "dp")
     for text in ("D_ij", "LMCL Eqs. 6-10", "delta_pos", "0.5", "weight:   0.1 when none is written", "cost:"):
         assert text in out
@@ -166,9 +167,8 @@ def test_doctor_names_problems_and_fixes(blobs, capsys, monkeypatch):
     assert (code, "broken   runs folder" in out) == (1, True)
     numpy = metadata.version("numpy")
     bounds = ["torch>=2.11", f"numpy>={numpy},<99", "numpy<1", "numpy!=1.0,>98", "no-such-package>=1"]
-    absent, old = doctor._compare([Requirement(each) for each in bounds])
-    assert absent == ["no-such-package"]
-    assert old == [f"numpy {numpy} (wanted {bound})" for bound in ("<1", "!=1.0,>98")]
+    old = [f"numpy {numpy} (wanted {bound})" for bound in ("<1", "!=1.0,>98")]
+    assert doctor._compare([Requirement(each) for each in bounds]) == (["no-such-package"], old)
 
 
 def test_killed_and_interrupted_processes_continue(blobs, tmp_path):
@@ -201,8 +201,7 @@ def test_killed_and_interrupted_processes_continue(blobs, tmp_path):
 def test_help_fits_and_ends_with_two_examples_that_parse(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     lines = dipole(capsys, *command.split(), "--help")[1].rstrip().splitlines()
-    assert max(map(len, lines)) <= 80
-    assert lines[-3] == "examples:"
+    assert (max(map(len, lines)) <= 80, lines[-3]) == (True, "examples:")
     for line in lines[-2:]:
         assert f"{line.strip()} ".startswith(f"dipole {command} ")
         _, name, *arguments = shlex.split(line.partition(" > ")[0])
@@ -257,13 +256,13 @@ def test_o_and_out_name_what_is_written(option, line, capsys):
 def test_a_place_that_cannot_be_made_is_no_unexpected_error(line, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     error = dipole(capsys, *line.split(), "-o", "y" * 300)[2]
-    assert error.startswith("error: ")
-    assert "unexpected" not in error
+    assert (error.startswith("error: "), "unexpected" in error) == (True, False)
 
 
 def test_a_command_of_a_package_that_is_no_function_is_named(capsys, command_of_a_package):
     point = command_of_a_package("greet", 3)
-    words = "it is of type int, not a function that adds arguments"
-    said = refused(capsys, "greet", "--help", code=1)
-    assert f"'greet' of (no package) (dipole.commands: their_commands:ENTRY): {words}" in said
+    words = (
+        "'greet' of (no package) (dipole.commands: their_commands:ENTRY): it is of type int, not a function that adds"
+    )
+    assert words in refused(capsys, "greet", "--help", code=1)
     assert [each.point for each in broken_plugins("commands")] == [point]

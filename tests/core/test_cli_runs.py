@@ -360,10 +360,8 @@ def escapes(**environment: str) -> str:
     given = {**{k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "CI")}, "TERM": "xterm", **environment}
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), follower)
     subprocess.run([sys.executable, "-c", PRINTS], **streams, env=given, check=True)
-    written = os.read(leader, 65536)
-    os.close(follower)
-    os.close(leader)
-    return written.decode(errors="replace")
+    with os.fdopen(leader, "rb", buffering=0) as stream, os.fdopen(follower):
+        return stream.read(65536).decode(errors="replace")
 
 
 def test_a_terminal_without_colour_and_a_pipe_get_plain_text():

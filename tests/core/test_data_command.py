@@ -204,13 +204,15 @@ def test_other_answers_are_not_the_file(serve, tmp_path):
 
 
 def test_a_page_to_log_in_is_not_the_file(serve, tmp_path):
-    page, said = b"<!DOCTYPE HTML><html>", r"has a web page .* moved to .*x\.%s\.wrong"
+    page = b"<!DOCTYPE HTML><html>"
     pages = {"bin": b"\n" + page, "a": b"\xef\xbb\xbf" + page, "b": b"<?xml version='1.0'?>\n<!-- a -->" + page}
     pages |= {"tar": b'{"error": "\xc3\x9c"}', "gz": b"Busy\n", "parquet": b"<?xml?><Error>"}
+    url, _ = serve({f"x.{end}": content for end, content in pages.items()}, {})
     for end, content in pages.items():
-        url, _ = serve({f"x.{end}": content}, {})
-        kind = said if page in content else r"has text in place of its content: .* moved to .*x\.%s\.wrong"
-        fails(DataError, kind % end, fetch, RemoteFile(f"{url}/x.{end}"), tmp_path)
+        said = ("has text in place of its content: ", "has a web page ")[
+            page in content
+        ] + rf".* moved to .*x\.{end}\.wrong"
+        fails(DataError, said, fetch, RemoteFile(f"{url}/x.{end}"), tmp_path)
     url, _ = serve({"x.bin": CONTENT, "x.HTML": CONTENT}, {"headers": {"Content-Type": "text/html; charset=utf-8"}})
     fails(DataError, "sends a web page, not the file", fetch, RemoteFile(f"{url}/x.bin"), tmp_path)
     assert not (tmp_path / "x.bin").exists()

@@ -75,7 +75,7 @@ def _texts(name: str, expand: bool) -> dict[str, tuple[Path, str]]:
 
     files = {"suite": shipped("suites"), "recipe": shipped("recipes")}
     found = {kind: paths[name] for kind, paths in files.items() if name in paths}
-    if not found and is_file(name):
+    if not found and is_file(name) and (expand or name.endswith(".toml")):
         found = {"recipe": Path(name)}
         if expand or {"rows", "columns"} & read_toml(Path(name)).keys():
             found = {"suite": Path(name)}
