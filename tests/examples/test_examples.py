@@ -240,8 +240,7 @@ def test_each_runs_as_it_is(name, capsys, monkeypatch):
 
 
 def lines(module):
-    with open(module.__file__) as file:
-        return len(file.readlines())
+    return len(Path(module.__file__).read_text().splitlines())
 
 
 def network():

@@ -99,8 +99,7 @@ def test_an_installed_package_adds_a_domain_with_its_recipe(answers):
     parts = "objectives: decoupled, domains: rings, commands: greet, recipes: example"
     assert findings["plug-in dipole-example 0.1"]["detail"] == parts
     assert trained[0] == 0, trained[2]
-    (folder,) = runs.iterdir()
-    record = json.loads((folder / "record.json").read_text())
+    (record,) = (json.loads((folder / "record.json").read_text()) for folder in runs.iterdir())
     assert (record["status"], record["objective"]) == ("done", "decoupled")
     assert wrong[0] == 2
     assert "Did you mean 'noise'?" in wrong[2]
