@@ -75,8 +75,8 @@ def check_objective(
         detached: the loss stops a gradient on purpose: True for one somewhere inside, or the names of inputs without
             gradient, ("b",). Your own loss can have an attribute `detached` instead.
         stateful: the value depends on earlier calls on purpose. Your own loss can have an attribute `stateful`.
-        flat: the loss ignores a range of cosines on purpose, as a margin does. Your own loss can have an attribute
-            `flat`.
+        flat: the loss ignores a range of cosines on purpose, as a margin does, or all but the hardest negatives. Your
+            own loss can have an attribute `flat`.
         temperatures: arguments of a class or function that are temperatures. `temperature` always is one. Your own loss
             can mark an argument: `Annotated[float, TEMPERATURE]`.
         dim: width of the embeddings, for a loss that takes no other.

@@ -98,7 +98,7 @@ class Subject(Declared):
         read: builds an instance from the text of str(). None if it cannot be written as text.
         detached: whether it stops a gradient on purpose, or which rows get none (`Objective.detached`).
         stateful: whether its value depends on earlier calls. The state is reset after each call.
-        flat: whether it ignores a range of cosines on purpose, as a margin does.
+        flat: whether it ignores a range of cosines, or all but the hardest negatives, on purpose.
         twin: like `truth`, but fast: dipole's implementation of the reference, for large batches.
         needs: what its batches must look like.
         refit: builds the same subject for other batches. None for dipole's objectives.

@@ -65,7 +65,7 @@ class Objective(LazyModule):
     stateful: ClassVar[bool] = False
     """The value depends on earlier calls. `state_dict` must contain the state, which the conformance kit resets."""
     flat: ClassVar[bool] = False
-    """The term ignores a range of cosines on purpose, as a margin does."""
+    """The term ignores a range of cosines, as a margin does, or all but the hardest negatives, on purpose."""
     detached: ClassVar[bool | tuple[str, ...]] = False
     """The term stops a gradient on purpose. Set True for an internal stop, or name the rows that get no gradient, such
     as ("candidates",). The `reference` gets these rows detached as well."""
