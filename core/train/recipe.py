@@ -291,8 +291,8 @@ def describe(error: ValidationError, model: type[BaseModel], skip: str | None = 
             lines.append(
                 f"{path}: is a table, not {shortened(repr(got))}. Its settings: {', '.join(table.model_fields)}."
             )
-        elif kind == "string_pattern_mismatch" and (table := _table_at(location[:-1], model)) is not None:
-            about = table.model_fields[location[-1]].description or context["pattern"]
+        elif kind == "string_pattern_mismatch" and path in model.model_fields:  # device
+            about = model.model_fields[path].description
             lines.append(f"{path}: {shortened(repr(got))} is not allowed. Allowed: {about}.")
         elif kind == "value_error":
             lines.append(f"{path}: {context['error']}".replace("\n", "\n    "))
