@@ -294,9 +294,9 @@ def test_every_interval_holds_the_truth_as_often_as_it_says_and_alarms_are_rare(
 
 
 def test_the_command_prints_what_the_study_counts(capsys):
-    coverage.main(["--repeats", "100", "--json"])
+    coverage.main(["--repeats", "20", "--json"])
     found = json.loads(capsys.readouterr().out)
-    assert (found["repeats"], len(found["lines"])) == (100, len(coverage.INTERVALS) * len(coverage.DISTRIBUTIONS))
+    assert (found["repeats"], len(found["lines"])) == (20, len(coverage.INTERVALS) * len(coverage.DISTRIBUTIONS))
     refused(SystemExit, "2", coverage.main, ["--repeats", "0"])
 
 

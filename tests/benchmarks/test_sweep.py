@@ -140,7 +140,7 @@ def test_a_trial_whose_process_is_gone_is_proposed_again_and_another_search_is_r
 
 
 def test_a_run_that_is_asked_to_stop_saves_and_ends(tmp_path):
-    overrides = [*SHORT, "train.steps=40000", "train.evaluate_every=40000", "train.batch_size=16"]
+    overrides = [*SHORT, "train.steps=40000", "train.evaluate_every=40000", "train.log_every=1"]
     config = load_recipe(RECIPE, overrides).config
     job = Job(config.hash, config, RECIPE, tuple(overrides))
 
