@@ -142,12 +142,12 @@ def require_bytes(needed: int, transitions: int, frame: tuple[int, ...], place: 
     """Raise TrainingError, before anything is allocated, if `needed` bytes are not free on the device or disk."""
     free = available_bytes(place)
     if needed > free:
-        cure = "free memory, or choose storage='disk'"
+        cure = "free memory, or choose storage='disk' (in a recipe rl.storage)"
         if isinstance(place, Path):
             cure = "choose a larger disk (TMPDIR)"
         fits = int(transitions * free / needed * 0.9)
         raise TrainingError(
             f"a replay buffer of {transitions:,} transitions with frames of {'x'.join(map(str, frame))} bytes needs "
             f"{needed:,} bytes ({size(needed)}), but {free:,} bytes ({size(free)}) are free on {place}. "
-            f"Lower buffer_size (about {fits:,} would fit), render smaller frames, {cure}."
+            f"Lower buffer_size (rl.buffer_size; about {fits:,} would fit), render smaller frames, {cure}."
         )
