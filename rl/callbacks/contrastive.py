@@ -160,7 +160,13 @@ class ContrastiveCallback(BaseCallback):
         self.keys = copy.deepcopy(self.encoder).requires_grad_(False)
         contrast = self.objective.build(int(width))
         self.positives = contrast.positives_wanted or 1
-        require_unlabelled(contrast, int(width), self.positives, self._largest_batch(space))
+        model: Any = self.model
+        buffer = model.rollout_buffer if getattr(model, "replay_buffer", None) is None else model.replay_buffer
+        most = max(2, min(self.batch_size, buffer.buffer_size * model.n_envs))
+        for key in self._images:
+            some = torch.empty(0, device=model.device)
+            check_fits("a batch of images", (most, *parts(space)[key].shape), some, "a copy")
+        require_unlabelled(contrast, int(width), self.positives, most)
         self._try(int(width))
         self.contrast = contrast.to(self.model.device)
         self._owner = self.model
@@ -183,18 +189,6 @@ class ContrastiveCallback(BaseCallback):
                     calls = getattr(parent, name), getattr(self, name)
                     setattr(parent, name, lambda calls=calls: [call() for call in calls])
             parent = parent.parent
-
-    def _largest_batch(self, space: spaces.Space[Any]) -> int:
-        """Return the most observations of a step. Raise OptionError if they do not fit into memory."""
-        model: Any = self.model
-        buffer = getattr(model, "replay_buffer", None)
-        if buffer is None:  # an empty one has length 0
-            buffer = model.rollout_buffer
-        most = max(2, min(self.batch_size, buffer.buffer_size * model.n_envs))
-        some = torch.empty(0, device=model.device)
-        for key in self._images:
-            check_fits("a batch of images", (most, *parts(space)[key].shape), some, "a copy")
-        return most
 
     def _try(self, width: int) -> None:
         """Say before training what augmentation and encoder cannot do with the agent's observations."""

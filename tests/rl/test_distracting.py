@@ -79,7 +79,7 @@ def test_videos_are_shown_behind_the_scene(videos):
     env, plain = make_env("distracting:finger-spin", dynamic=True, **given), make_env("finger-spin", **SMALL)
     action = np.zeros(2, np.float32)
     seen = set()
-    for seed in itertools.count():
+    for seed in (0, 1, 7):  # which draw each video once
         first, start = env.reset(seed=seed)[0], plain.reset(seed=seed)[0]
         assert np.abs(first.astype(int) - start).mean() > 5
         shown = [sky(first), *(sky(env.step(action)[0]) for _ in range(4))]
@@ -89,9 +89,7 @@ def test_videos_are_shown_behind_the_scene(videos):
         assert all(each < 8 for each in moves) if len(env._background.videos[video]) == 1 else min(moves) > 15
         if len(env._background.videos[video]) == 3:  # back and forth
             assert np.abs(shown[0] - shown[4]).max() < 8
-        if seen == {0, 1, 2}:
-            break
-        assert seed < 20
+    assert seen == {0, 1, 2}
     still = make_env("distracting:finger-spin", **given)
     assert np.array_equal(sky(still.reset(seed=1)[0]), sky(still.step(action)[0]))
     state = env.get_state()

@@ -123,7 +123,8 @@ def test_actions_are_mapped_to_the_tasks_own_bounds():
 
 @pytest.mark.parametrize(("task", "inputs"), [
     *((task, "pixels") for task in (*CHECKED, "ball_in_cup-catch", "quadruped-escape", "dot")),
-    *((task, "state") for task in ("cartpole-swingup", "cheetah-run", "walker-walk", "lqr-lqr_2_1", "point_mass-hard")),
+    *((task, "state") for task in ("cheetah-run", "lqr-lqr_2_1", "point_mass-hard")),
+    *(pytest.param(task, "state", marks=pytest.mark.slow) for task in ("cartpole-swingup", "walker-walk")),
 ])  # fmt: skip
 def test_the_state_continues_bit_for_bit_in_another_environment(task, inputs, pair):
     one, two = pair(task, inputs)
