@@ -66,7 +66,7 @@ def read(path: Any) -> dict[str, Any]:
     An open file is put back to its beginning.
     """
     if isinstance(path, str | Path) and not Path(path).exists():
-        path = Path(f"{path}.zip")  # as SB3 finds it
+        path = Path(f"{str(path).removesuffix('.zip')}.zip")  # as SB3 finds it
     try:
         with zipfile.ZipFile(path) as archive:
             if FILE not in archive.namelist():
