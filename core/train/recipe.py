@@ -71,8 +71,8 @@ def read_recipe(recipe: str | Path) -> dict[str, Any]:
 
 
 UNSET = object()
+# Names of other programs.
 ELSEWHERE = {"lr": "learning_rate", "wd": "weight_decay", "bs": "batch_size", "num_epochs": "epochs"}
-"""Names of other programs -> ours."""
 DEEPEST = 20
 LONGEST_PROBLEM = 900
 

@@ -66,10 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _texts(name: str, expand: bool) -> dict[str, tuple[Path, str]]:
-    """Return path and text of the suite and of the recipe of a name, which both may have. The suite is first.
-
-    The name may be the path of a file.
-    """
+    """Return path and text of the suite and of the recipe of a name or path. Both may exist, the suite is first."""
     from dipole.core.train.shipped import shipped
     from dipole.core.utils.errors import ConfigError, nearest
 
@@ -83,7 +80,9 @@ def _texts(name: str, expand: bool) -> dict[str, tuple[Path, str]]:
         return {kind: (path, read_text(path)) for kind, path in found.items()}
     if "suite" not in found:
         raise ConfigError(f"--expand needs a suite, and {name!r} is none.{nearest(name, files['suite'])}")
-    return {"suite": (found["suite"], _expanded(found["suite"]))}
+    # The package that declares the folder of suites writes out their grids.
+    written_out = import_module(f"{points('suites')[0].module}.written_out").written_out
+    return {"suite": (found["suite"], written_out(found["suite"]))}
 
 
 def _entry(name: str) -> Entry | None:
@@ -122,13 +121,6 @@ def _show_part(name: str, domain: str, part: type, as_json: bool) -> None:
         return
     use = USE["framework"].format(name=name, domain=domain)
     write(f"{name}  (framework of {domain})\n\n{_paragraph(about)}\n\nUse it with: {use}")
-
-
-def _expanded(path: Path) -> str:
-    """Write out the grids of a suite, through the package that declares the folder of suites."""
-    module = points("suites")[0].module
-    text: str = import_module(f"{module}.written_out").written_out(path)
-    return text
 
 
 def _show_entry(entry: Entry, as_json: bool) -> None:
