@@ -68,19 +68,18 @@ def written_out(objective: Any) -> list[list[Any]]:
 def foreign_sources(code: Iterable[Any]) -> dict[str, list[str]]:
     """Return [distribution, version, SHA-256 of the source] of code from outside dipole and its libraries.
 
-    Base classes count as well. The keys are the top-level package of installed code, a single module, or a class of a
-    script or notebook. The first two entries are empty for code that is not installed.
+    Base classes count as well. The keys are the top-level package of installed code, a single module or script, or a
+    class of a notebook or of standard input. The first two entries are empty for code that is not installed.
     """
     found: dict[str, list[str]] = {}
     for each in (base for one in code for base in getattr(one, "__mro__", (one,))):
         top = each.__module__.partition(".")[0]
         if top in _NOT_FOREIGN:
             continue
-        if top == "__main__":
-            found[f"__main__.{each.__qualname__}"] = ["", "", hashlib.sha256(_source_in_main(each)).hexdigest()]
-            continue
         name, files = _package(each.__module__)
-        if name not in found:
+        if top == "__main__" and not files:
+            found[f"__main__.{each.__qualname__}"] = ["", "", hashlib.sha256(_source_in_main(each)).hexdigest()]
+        elif name not in found:
             owner = next(iter(_distributions(tuple(sys.path)).get(top, ())), "")
             found[name] = [owner, version(owner) if owner else "", _hash_files(files)]
     return found
@@ -110,7 +109,7 @@ def _hash_files(files: list[Path]) -> str:
 
 
 def _source_in_main(code: Any) -> bytes:
-    """Return the lines of a class or function of the running script or notebook, or else its compiled functions."""
+    """Return the lines of a class or function of a notebook, or of standard input its compiled functions."""
     with suppress(OSError, TypeError):
         return inspect.getsource(code).encode()
     # In a notebook, inspect finds the functions of a class, but not the class. Look for it in the cell of a function.
