@@ -17,7 +17,7 @@
 # numbers, compares them with the printed ones, and tests each conclusion. Here: do
 # larger blocks of similar sentences help, as Table 2 of Arora et al. says?
 #
-# Time on one core: 50 s with `DIPOLE_TUTORIAL=small`, 2 min without. Nothing is
+# Time on one core: 35 s with `DIPOLE_TUTORIAL=small`, 2 min without. Nothing is
 # downloaded.
 
 # %%
@@ -53,7 +53,7 @@ print(f"{claim.id} ({claim.where}): {claim.statement}")
 # ## Run the suite
 #
 # The suite's small scale replaces Wiki-3029 by the topics of Python's documentation.
-# Results of three seeds come with dipole (`--known shipped`), so they do not run
+# Results of twelve seeds come with dipole (`--known shipped`), so they do not run
 # again. Additional seeds run here. The command prints one line for each finished run,
 # and then the tables.
 
@@ -85,7 +85,7 @@ def dipole(*words: str) -> None:
         raise RuntimeError(f"exit code {process.returncode}")
 
 
-dipole("bench", TABLE, "--known", "shipped", "--seeds", "4" if SMALL else "6")
+dipole("bench", TABLE, "--known", "shipped", "--seeds", "13" if SMALL else "15")
 
 # %% [markdown]
 # The table shows `other protocol` instead of a verdict on the numbers. Data and
