@@ -21,8 +21,6 @@ import jupytext
 import nbformat
 import tutorials
 
-from dipole.core.cli import main
-from dipole.core.objectives.registry import registry
 from tests.ranks import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,12 +115,11 @@ def test_tutorial_runs_and_prints_what_its_text_describes(name, tmp_path):
         assert again.returncode == 0, again.stderr
 
 
-def test_first_tutorial_passes_the_rank_check_from_a_file(tmp_path, monkeypatch, capsys):
+def test_first_tutorial_passes_the_rank_check_from_a_file(tmp_path):
     (tmp_path / "apart.py").write_text(cell_with("1-own-regularizer", "class Apart"))
-    monkeypatch.chdir(tmp_path)
-    with registry.temporary():
-        assert main(["check", "apart:Apart", "--only", "ranks"]) == 0
-    assert re.search(r"^  ok    ranks ", capsys.readouterr().out, re.MULTILINE)
+    done = run("-m", "dipole", "check", "apart:Apart", "--only", "ranks", folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^  ok    ranks ", done.stdout, re.MULTILINE)
 
 
 def test_third_tutorial_offline_names_the_small_setting(tmp_path, monkeypatch):
