@@ -222,10 +222,11 @@ def first_of(names: Sequence[str], count: int) -> str:
     return text
 
 
-def layered(layers: Sequence[Any], width: Any, height: Any) -> Any:
-    """Return layers over the data set `rows`."""
+def layered(layers: Sequence[Any], width: Any, height: Any, **shared: Any) -> Any:
+    """Return layers over the data set `rows`, with the channels that they share."""
     alt = altair()
-    return alt.layer(*layers, data=alt.NamedData("rows"), width=width, height=height)
+    encoding = alt.FacetedEncoding(**shared) if shared else alt.Undefined  # `encode` would copy all layers
+    return alt.layer(*layers, data=alt.NamedData("rows"), width=width, height=height, encoding=encoding)
 
 
 def _cell(value: str | float | None) -> Cell:

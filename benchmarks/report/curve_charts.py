@@ -95,7 +95,7 @@ def line_chart(
         layers.append(marker.properties(name="series"))
         size = NARROW if is_narrow else (WIDTH, HEIGHT)
         x = alt.X("x:Q", title=x_label, scale=x_scale, axis=x_axis)
-        return layered(layers, *size).encode(x=x, color=colour)
+        return layered(layers, *size, x=x, color=colour)
 
     ends = {row["series"]: row["y"] for row in rows if row["y"] is not None}
     shown = ", ".join([f"{label} ends at {value:.4g}" for label, value in ends.items()][:NAMED]) + "."
@@ -146,7 +146,7 @@ def histogram(
         outline = alt.Chart().mark_line(interpolate="step-after", strokeWidth=2)
         outline = outline.encode(strokeDash=dash, opacity=unless_chosen(1.0, 0.12))
         layers = [filled, outline.properties(name="series")]
-        return layered(layers, *NARROW).encode(x=x, y=y, color=colour)
+        return layered(layers, *NARROW, x=x, y=y, color=colour)
 
     shown, columns = f"Densities of {', '.join(densities)}.", {"series": "series", "x": f"{x_label} from", "y": y_label}
     return Chart(title, x_label, y_label, rows, shown, draw, columns, is_narrow=True)

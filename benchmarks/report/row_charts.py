@@ -202,7 +202,7 @@ def heat_map(
             ink = alt.ColorValue("#101418", condition={"test": is_dark, "value": "#ffffff"})
             layers.append(alt.Chart().mark_text(fontSize=11).encode(text=alt.Text("text:N"), color=ink))
         tips = [tip("row", y_label or "row"), tip("column", x_label or "column"), value_tip]
-        return layered(layers, width, alt.Step(row_step(labels) - 2)).encode(x=x, y=y, tooltip=tips)
+        return layered(layers, width, alt.Step(row_step(labels) - 2), x=x, y=y, tooltip=tips)
 
     cells = {(row["row"], row["column"]): Cell(row["text"] or number(row["value"]), row["value"]) for row in rows}
     lines = [(Cell(label), *(cells.get((label, name), EMPTY) for name in columns)) for label in labels]

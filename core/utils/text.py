@@ -16,6 +16,8 @@ _CONTROL = re.compile(
 
 def printable(text: str, keep: str = "\n\t") -> str:
     """Write characters that control a terminal, or turn the direction of a line, as escapes: \\x1b, \\u202e."""
+    if text.isprintable():  # nearly every text, in a tenth of the time
+        return text
     return _CONTROL.sub(lambda m: m[0] if m[0] in keep else m[0].encode("unicode_escape").decode(), text)
 
 
