@@ -70,8 +70,7 @@ def test_there_are_55_and_each_has_kinds_whose_every_part_names_its_parameters()
 
 
 @pytest.mark.parametrize(("given", "said"), [
-    ({"kind": "within"}, "needs margin"),
-    ({"kind": "closeness"}, "unknown kind 'closeness'"),
+    ({"kind": "within"}, "needs margin"), ({"kind": "closeness"}, "unknown kind 'closeness'"),
     ({"kind": "all", "margin": 1.0}, "no parameter margin"),
     ({"kind": "between", "low": 2.0, "high": 1.0}, "must be below"),
     ({"kind": "ratio", "low": 0.0, "high": 1.0}, "above 0"),

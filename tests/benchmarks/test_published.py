@@ -227,17 +227,11 @@ def test_a_suite_that_is_silent_gets_no_verdict(paper_scale):
 
 
 @pytest.mark.parametrize(("wanted", "values", "lines"), [
-    (0.1, [0.1, 0.1], 0),
-    (0.1, [0.1, 0.2], 1),
-    (1, [True], 1),
-    ([155, 170], [[155.0, 170.0]], 0),
-    ({"each": [1, 2]}, [1, 2, 1], 0),
-    ({"each": [1, 2]}, [1], 1),
-    ({"each": [1, 2]}, [1, 2, 3], 1),
-    ({"per": "b", "factor": 0.5}, [2.0], 0),
-    ({"per": "b", "factor": 0.25}, [2.0], 1),
-    ({"absent": True}, [None], 0),
-    ({"absent": True}, [3], 1),
+    (0.1, [0.1, 0.1], 0), (0.1, [0.1, 0.2], 1), (1, [True], 1),
+    ([155, 170], [[155.0, 170.0]], 0), ({"each": [1, 2]}, [1, 2, 1], 0),
+    ({"each": [1, 2]}, [1], 1), ({"each": [1, 2]}, [1, 2, 3], 1),
+    ({"per": "b", "factor": 0.5}, [2.0], 0), ({"per": "b", "factor": 0.25}, [2.0], 1),
+    ({"absent": True}, [None], 0), ({"absent": True}, [3], 1),
 ])  # fmt: skip
 def test_rules_of_settings(wanted, values, lines):
     assert len(list(differs("a", wanted, [{"a": value, "b": 4} for value in values]))) == lines

@@ -196,8 +196,7 @@ def test_a_probe_on_views_that_never_change_is_the_one_on_features(solver):
 
 
 @pytest.mark.parametrize(("schedule", "milestones", "rates"), [
-    ("step", (1, 3), [0.5, 0.05, 0.05, 0.005]),
-    ("step", (), [0.5] * 4),
+    ("step", (1, 3), [0.5, 0.05, 0.05, 0.005]), ("step", (), [0.5] * 4),
     ("cosine", None, [0.5, 0.4267766953, 0.25, 0.0732233047]),
 ])  # fmt: skip
 def test_a_probe_on_views_is_descent_written_out(schedule, milestones, rates):

@@ -40,8 +40,7 @@ def equal(one: RunFolder, other: RunFolder) -> bool:
     ("linear(1, 3)", [1.0, 1.5, 2.0, 3.0]),
     ("linear(1, 3, start=5, end=15)", [1.0, 1.0, 2.0, 3.0]),
     ("cosine(2, 0, end=10)", [2.0, 1 + math.cos(math.pi / 2), 0.0, 0.0]),
-    ("exponential(1, 1e-4)", [1.0, 0.1, 1e-2, 1e-4]),
-    ([[5, 1.0], [10, 2]], [1.0, 1.0, 2.0, 2.0]),
+    ("exponential(1, 1e-4)", [1.0, 0.1, 1e-2, 1e-4]), ([[5, 1.0], [10, 2]], [1.0, 1.0, 2.0, 2.0]),
 ])  # fmt: skip
 def test_values_at_0_5_10_and_20_of_20(text, expected):
     curve = schedule.read(text)
@@ -151,8 +150,7 @@ def ahead():
     ("infonce.temperature=linear(1, 2, start=1, start=2)", "is no schedule"),
     ("infonce.temperature=[[0, 1], [0, 2]]", "must rise"),
     ("infonce.temperature=linear(1, 2, start=5, end=4)", "0 <= start < end"),
-    ("infonce.temperature=exponential(1, 0)", "above 0"),
-    ("infonce.weight=linear(1, -1)", "must be >= 0"),
+    ("infonce.temperature=exponential(1, 0)", "above 0"), ("infonce.weight=linear(1, -1)", "must be >= 0"),
     ("learning_rate=cosin", "Did you mean 'cosine'"),
     ("ahead.temperature=linear(1, 0.5)", "ahead computes scale from it when it is built"),
 ])  # fmt: skip
@@ -295,10 +293,8 @@ def test_a_regularizer_that_dominates_is_named_once(blobs, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("text", "logged"), [
-    ("infonce", set()),
-    ("infonce + 0.1*dp(reduction=mean)", {"dp"}),
-    ("infonce + 5*dp(reduction=mean)", {"dp"}),
-    ("infonce + 0.1*cllr", {"cllr"}),
+    ("infonce", set()), ("infonce + 0.1*dp(reduction=mean)", {"dp"}),
+    ("infonce + 5*dp(reduction=mean)", {"dp"}), ("infonce + 0.1*cllr", {"cllr"}),
     (f"5*{SUM}", set()),  # no base to compare with
     (f"infonce + triplet + 0.01*{SUM}", {"infonce", "triplet", "dp"}),
     (f"infonce + 0.01*{SUM} + 0.01*{SUM}", {"dp.0", "dp.1"}),

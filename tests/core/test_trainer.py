@@ -62,8 +62,7 @@ TEMPERATURE = "train.schedule.infonce.temperature=exponential(1, 0.1, start=2, e
     ("train.optimizer=lars", "train.clip=0.1", "objective=infonce+dp"),
     ("objective=infonce(temperature=learned, init=0.07)", "train.best_by=mean/accuracy"),
     ("train.best_by=-mean/accuracy",),  # the smallest comes first, before the interruption
-    ("train.microbatch=5", "blobs.queue=24"),
-    ("train.activation_checkpointing=true",),
+    ("train.microbatch=5", "blobs.queue=24"), ("train.activation_checkpointing=true",),
     ("train.precision=16-mixed",),
     ("objective=infonce+dp", TEMPERATURE, 'train.schedule."dp.weight"=[[0, 0], [4, 0.2], [8, 0.1]]'),
     (DOMINATED, "train.steps=60"),

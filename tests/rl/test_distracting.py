@@ -113,11 +113,9 @@ def test_recipes_name_the_papers_difficulties(videos):
 @pytest.mark.parametrize(("given", "said"), [
     ({"difficulty": "extreme"}, "difficulty must be 'easy', 'medium', 'hard' or None"),
     ({"colour": 2}, "colour must be a number from 0 to 1"),
-    ({"backgrounds": "ABSENT"}, "is no folder"),
-    ({"dynamic": True}, "give their folder"),
+    ({"backgrounds": "ABSENT"}, "is no folder"), ({"dynamic": True}, "give their folder"),
     ({"difficulty": "easy", "inputs": "state"}, "no image to distract from"),
-    ({"backgrounds": "EMPTY"}, "holds no pictures"),
-    ({"backgrounds": "BROKEN"}, "cannot be read"),
+    ({"backgrounds": "EMPTY"}, "holds no pictures"), ({"backgrounds": "BROKEN"}, "cannot be read"),
 ])  # fmt: skip
 def test_wrong_backgrounds_raise_errors(given, said, tmp_path):
     (tmp_path / "BROKEN").mkdir()

@@ -192,8 +192,7 @@ def test_another_task_is_seen_as_the_agent_sees(tiny_agent, tmp_path):
     ("play EXPORT --seed -1", "seed must be an integer from 0"),
     ("play EXPORT --env cheeta", "Did you mean 'cheetah-run'"),
     ("play EXPORT --video dot.avi", "videos are written as .gif or .mp4, not '.avi'"),
-    ("embed EXPORT x", "is an agent"),
-    ("embed RUN x", "is an agent"),
+    ("embed EXPORT x", "is an agent"), ("embed RUN x", "is an agent"),
 ])  # fmt: skip
 def test_wrong_commands_raise_errors(run, exported, capsys, command, said):
     places = {"EXPORT": str(exported), "RUN": str(run[0])}

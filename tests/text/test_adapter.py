@@ -223,8 +223,7 @@ def test_multichannel_and_expansion(corpus, tmp_path):
     ({"channels": "both"}, "needs vectors"),
     ({"pairs": "blocks", "window": 2}, "window has no effect"),
     ({"encoder": "bow", "direction": "uni"}, "direction has no effect"),
-    ({"vectors": "x.txt"}, "vectors has no effect"),
-    ({"expand": True}, "expand needs"),
+    ({"vectors": "x.txt"}, "vectors has no effect"), ({"expand": True}, "expand needs"),
     ({"blocks": "random"}, "blocks has no effect"),
     ({"pairs": "blocks", "block_count": 3}, "block_count has no effect"),
     ({"classifiers": ("mean",), "held_out": 0.0}, "Set held_out above 0"),
@@ -341,8 +340,7 @@ def test_labelled_documents_are_told_by_the_mean_of_their_sentences(corpus, labe
 
 @pytest.mark.parametrize("settings", [
     {"classifiers": ("trained", "mean", "few"), "losses": True, "pairs": "blocks", "batch_size": 39},
-    {"pairs": "columns"},
-    {"labelled": "labelled.jsonl"},
+    {"pairs": "columns"}, {"labelled": "labelled.jsonl"},
 ], ids=lambda settings: " ".join(settings))  # fmt: skip
 def test_what_a_device_has_made_is_measured_there(corpus, labelled, tmp_path, monkeypatch, settings):
     """On a stand-in for a device, which refuses tensors of the processor and keeps features, the same numbers."""

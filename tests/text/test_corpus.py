@@ -184,8 +184,7 @@ def test_tables_have_a_column_of_text(tmp_path, name, text, column, packed):
     ("a.csv", b"text;label\nA b. C d.;1\n", r"line 1: one column, 'text;label': .* divided by ';'"),
     ("a.tsv", b"text,label\nA b. C d.,1\n", r"line 1: one column, 'text,label': .* divided by ','"),
     ("bad.parquet", b"no parquet at all", r"bad\.parquet"),
-    (None, None, "no corpus at"),
-    ("folder/a.png", b"", r"holds no \.txt"),
+    (None, None, "no corpus at"), ("folder/a.png", b"", r"holds no \.txt"),
 ])  # fmt: skip
 def test_damaged_and_missing_files_are_refused(tmp_path, name, content, message):
     path = tmp_path / (name or "absent")
@@ -281,8 +280,7 @@ def test_sentences(script):  # the last two in Chinese end in ASCII marks
     (" ", ["सर्दी है |", "तुम कहाँ हो |", "आमि |", "ठीक a|b"]),
     (" ", ["သူ၊ မောင်မောင်၊ သွားမယ်။", "ကောင်းတယ်။", "ទឹក។ល។", "ចប់។"]),
     (" ", ["Հայաստանը երկիր է:", "«Երեւանը քաղաք է:»", "«Πού πας;»", "Εκείνη έφυγε."]),
-    (" ", ["እኔ ነኝ::", "አንተስ?", "እሺ::"]),
-    (" ", ["བོད་ཡིག་ནི། །", "བོད་ཀྱི་ཡིག །"]),
+    (" ", ["እኔ ነኝ::", "አንተስ?", "እሺ::"]), (" ", ["བོད་ཡིག་ནི། །", "བོད་ཀྱི་ཡིག །"]),
     (" ", ["เกิดพ.ศ.๒๕๔๐ที่กรุงเทพฯ", "เด็ก ๆ ไปโรงเรียน", "ปลา ฯลฯ"]),
     (" ", ["“안녕하세요.”라고 말했다.", "„Komm!“, sagte er.", "Great!😀", "He said no.", "See No. 5, p. 5.", "Ok!!"]),
     (" ", ["“Who?” he said.", "« Non ? » dit-il.", "»Ja?« rief er.", "—¿Sí? —dijo.", "«Τι;» είπε.", "(Why?) so."]),

@@ -199,8 +199,7 @@ def test_labels_that_vary_are_not_ignored(tmp_path, columns, name, labels):
 
 
 @pytest.mark.parametrize(("labels", "start", "kept"), [
-    ([1, 0, 1], None, [0, 2]),
-    (["1", "0", "0"], None, [0]),
+    ([1, 0, 1], None, [0, 2]), (["1", "0", "0"], None, [0]),
     ([True, None, False, "yes"], None, [0, 3]),
     ([5.0, 3.8, 0.4, float("nan"), "N/A", " "], 3.5, [0, 1]),
     ([0.0, -0.5, -1.0], 0, [0]),

@@ -138,8 +138,7 @@ def written_out(x, y, train, dev, decay, settings, seed, classes):
 @pytest.mark.parametrize(("classes", "settings"), [
     (2, Classifier(max_epoch=16)),
     (3, Classifier(optim="rmsprop", batch_size=32, tenacity=3, epoch_size=2, max_epoch=12)),
-    (3, Classifier(optim="sgd,lr=0.05", max_epoch=12)),
-    (2, Classifier(nhid=8, dropout=0.3, max_epoch=12)),
+    (3, Classifier(optim="sgd,lr=0.05", max_epoch=12)), (2, Classifier(nhid=8, dropout=0.3, max_epoch=12)),
 ], ids=["literature", "prototyping", "sgd", "hidden-dropout"])  # fmt: skip
 def test_stepping_together_equals_one_fit_after_another(settings, classes):
     x, y = blobs(123, 6, classes, spread=1.5)
@@ -228,8 +227,7 @@ def test_every_protocol_learns_an_easy_task_and_guesses_a_random_one(protocol):
 
 
 @pytest.mark.parametrize(("classes", "protocol", "classifier"), [
-    (2, "fast", Classifier()),
-    (3, "skip-thoughts", Classifier()),
+    (2, "fast", Classifier()), (3, "skip-thoughts", Classifier()),
     (2, "senteval-torch", Classifier(optim="sgd,lr=0.1", max_epoch=8)),
     (3, "senteval-torch", Classifier(optim="adam", max_epoch=8)),
     (2, "senteval-torch", Classifier(optim="rmsprop", nhid=4, dropout=0.2, max_epoch=8)),

@@ -72,10 +72,8 @@ def test_result_keys_protocol_and_order(tiny, capsys):
 
 
 @pytest.mark.parametrize(("given", "protocol"), [
-    ({}, "fast"),
-    ({"usepytorch": True}, "senteval-torch"),
-    ({"usepytorch": False}, "senteval-sklearn"),
-    ({"protocol": "skip-thoughts"}, "skip-thoughts"),
+    ({}, "fast"), ({"usepytorch": True}, "senteval-torch"),
+    ({"usepytorch": False}, "senteval-sklearn"), ({"protocol": "skip-thoughts"}, "skip-thoughts"),
 ])  # fmt: skip
 def test_usepytorch_or_protocol_selects(tiny, given, protocol):
     assert senteval.SE(params(tiny, **given), Batcher()).settings.protocol == protocol

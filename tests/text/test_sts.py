@@ -156,12 +156,9 @@ def test_the_regression_of_the_first_senteval_and_missing_splits_are_named(folde
 
 
 @pytest.mark.parametrize(("how", "task", "value"), [
-    ("engine", "STS12", np.nan),
-    ("evaluate", "STSBenchmark", np.inf),
-    ("evaluate", "SICKRelatedness-finetune", np.nan),
-    ("engine", "SICKEntailment", -np.inf),
-    ("the first SentEval", "STS13", np.nan),
-    ("cache", "STS12", None),
+    ("engine", "STS12", np.nan), ("evaluate", "STSBenchmark", np.inf),
+    ("evaluate", "SICKRelatedness-finetune", np.nan), ("engine", "SICKEntailment", -np.inf),
+    ("the first SentEval", "STS13", np.nan), ("cache", "STS12", None),
 ])  # fmt: skip
 def test_vectors_that_are_not_finite_have_no_score(folder, tmp_path, how, task, value):
     def vectors(sentences):

@@ -175,10 +175,8 @@ def test_sentences_are_read_from_every_kind_of_file(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "content", "column", "message"), [
-    ("a.pdf", b"%PDF", None, "no file of sentences"),
-    ("a.txt", b"\xff\xfe\x00", None, "no text in UTF-8"),
-    ("a.txt.gz", b"plain", None, "cannot be read"),
-    ("a.jsonl", b'{"sentence": 1}\n', None, "holds int"),
+    ("a.pdf", b"%PDF", None, "no file of sentences"), ("a.txt", b"\xff\xfe\x00", None, "no text in UTF-8"),
+    ("a.txt.gz", b"plain", None, "cannot be read"), ("a.jsonl", b'{"sentence": 1}\n', None, "holds int"),
     ("a.jsonl", b'{"words": "x"}\n', None, "it has words. Usual are sentence, text, content. Set --column"),
     ("a.csv", b"id,anchor,positive\n1,a,b\n", None, r"Set --column, such as --column anchor: one column at a time"),
     ("a.csv", b"x,y\n1,2\n", "z", "no column 'z'; it has x, y"),

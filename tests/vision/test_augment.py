@@ -182,13 +182,10 @@ def test_every_view_has_its_own_settings_and_small_crops_are_views():
 
 
 @pytest.mark.parametrize(("setting", "message"), [
-    ("crop_scale=[0.9, 0.2]", "crop_scale must be"),
-    ("blur_kernel=4", "must be odd"),
-    ("hue=0.7", "less than or equal to 0.5"),
-    ("grey=1.5", "less than or equal to 1"),
+    ("crop_scale=[0.9, 0.2]", "crop_scale must be"), ("blur_kernel=4", "must be odd"),
+    ("hue=0.7", "less than or equal to 0.5"), ("grey=1.5", "less than or equal to 1"),
     ("view.3.blur=1.0", "augment.view.3 has no effect: an image has 2 views"),
-    ("view.0.blur=1.0", "views are numbered from 1"),
-    ("view.second.blur=1.0", "views are numbered from 1"),
+    ("view.0.blur=1.0", "views are numbered from 1"), ("view.second.blur=1.0", "views are numbered from 1"),
     ("view.2.blurr=1.0", "Did you mean 'blur'"),
     ("view.2.solarize=1.5", "vision.augment.view.2.solarize: .*less than or equal to 1"),
     ("view.2.crop_scale=[0.5, 0.2]", r"view.2: crop_scale must be \[low, high\]"),

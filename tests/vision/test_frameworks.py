@@ -288,8 +288,7 @@ BLOCKS = {"method": "blocks"}
     ({"method": "simclr", "moco": {"momentum": 0.9}}, r"\[vision.moco\] has no effect with method 'simclr'"),
     ({"method": "moco", "swav": {}}, r"\[vision.swav\] has no effect with method 'moco'"),
     ({"method": "cmc", "views": 2}, r"takes views = 1.*Set vision\.views = 1"),
-    ({"views": 1}, "needs views = 2"),
-    ({"negatives": 31}, "30 negatives per anchor"),
+    ({"views": 1}, "needs views = 2"), ({"negatives": 31}, "30 negatives per anchor"),
     ({"method": "cmc", "data": "colour", "negatives": 65}, "at most 64"),
     ({"method": "cmc"}, "3 channels, but those of .* have 1"),
     ({**BLOCKS, "data": "unlabelled"}, "without a label"),
@@ -297,8 +296,7 @@ BLOCKS = {"method": "blocks"}
     ({**BLOCKS, "batch_size": 16, "world_size": 4, "blocks": {"size": 7}}, "multiple of 32"),
     ({**BLOCKS, "batch_size": 63, "blocks": {"size": 2, "count": 1}}, "images of all blocks"),
     ({**BLOCKS, "blocks": {"size": 0}}, "greater than or equal to 1"),
-    ({**BLOCKS, "views": 2}, "takes views = 1"),
-    ({**BLOCKS, "negatives": 4}, r"blocks\(k=4\)"),
+    ({**BLOCKS, "views": 2}, "takes views = 1"), ({**BLOCKS, "negatives": 4}, r"blocks\(k=4\)"),
     ({"method": "simclr", "blocks": {"size": 1}}, "no effect with method 'simclr'"),
 ])  # fmt: skip
 def test_settings_that_cannot_be_are_refused(colour, tmp_path, settings, message):
@@ -332,8 +330,7 @@ def test_frameworks_that_carry_an_objective_are_named(tmp_path, text, settings, 
 
 
 @pytest.mark.parametrize(("text", "settings"), [
-    ("tuple", ["vision.method=simclr"]),
-    ("cacr(k=4)", ["vision.views=5"]),
+    ("tuple", ["vision.method=simclr"]), ("cacr(k=4)", ["vision.views=5"]),
     ("cacr(k=4)", [*SMALL_BLOCKS, "vision.blocks.size=4"]),
     ("cacr(k=2)", ["vision.method=swav", "vision.views=3"]),
     ("cacr(k=2)", ["vision.method=swav", "vision.views=3", "vision.negatives=16"]),

@@ -115,8 +115,7 @@ MANY = [[0, 1], [1], [], [0], [2], [1]]
     ([1.0, 0.0, None, float("nan"), 2.0, 1.0], [1, 0, -1, -1, 2, 1], ()),
     ([True, False, None, True, True, False], [1, 0, -1, 1, 1, 0], ()),
     (["3", "10", "3", "2", None, "3"], [3, 10, 3, 2, -1, 3], ()),
-    ([3, 10, 3, 2, None, 3], [3, 10, 3, 2, -1, 3], ()),
-    ([None] * ROWS, None, ()),
+    ([3, 10, 3, 2, None, 3], [3, 10, 3, 2, -1, 3], ()), ([None] * ROWS, None, ()),
     (["nan", "caf\u00e9", "cafe\u0301", "NaN", "<NA>", "a"], [-1, 1, 1, -1, -1, 0], ("a", "caf\u00e9")),
     ([b"b", b"a"] * 3, [1, 0] * 3, ("a", "b")),
     ([Decimal(1), Decimal(0), None, Decimal(1), Decimal(2), Decimal(1)], [1, 0, -1, 1, 2, 1], ()),
@@ -129,11 +128,9 @@ def test_values_that_are_classes(tmp_path, entrance, cells, labels, names):
 
 
 @pytest.mark.parametrize(("entrance", "cells", "why"), in_turn(
-    (NUMBERS, r"not whole, such as"),
-    ([f"{x}" for x in NUMBERS], r"not whole, such as"),
+    (NUMBERS, r"not whole, such as"), ([f"{x}" for x in NUMBERS], r"not whole, such as"),
     ([f"{x}".replace(".", ",") for x in NUMBERS], r"not whole, such as"),
-    (MANY, "holds list values such as"),
-    ([{"x": 1}] * ROWS, "holds dict values such as"),
+    (MANY, "holds list values such as"), ([{"x": 1}] * ROWS, "holds dict values such as"),
     ([datetime.date(2020, 1, 1)] * ROWS, "holds date values such as 2020-01-01"),
     ([Decimal("1.5")] * ROWS, "not whole, such as 1.5"),
     ([-5, -4, 0, 1, 2, 3], "holds negative numbers such as -[54], and only -1, no label, is allowed"),

@@ -342,8 +342,7 @@ def test_an_encoder_of_one_size_is_refused_with_small_crops(encoder):
     ({"method": "moco"}, "vision.negatives: the queue has 65536 rows, and there are"),
     ({"method": "nnclr"}, "vision.nnclr.support: the queue has 98304 rows"),
     ({"method": "swav", "negatives": 5000}, "vision.negatives: the queue has 5000 rows"),
-    ({"method": "moco", "negatives": 512}, None),
-    ({"method": "nnclr", "nnclr": {"support": 64}}, None),
+    ({"method": "moco", "negatives": 512}, None), ({"method": "nnclr", "nnclr": {"support": 64}}, None),
 ])  # fmt: skip
 def test_a_queue_longer_than_the_data_is_named(table, said):
     found = [line for line in make_adapter(table, 8).remarks() if "queue" in line]
