@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from dipole.benchmarks.run_records import BENCH, UnreadRecord, read_parts
+from dipole.benchmarks.run_records import BENCH, Problem, read_parts
 from dipole.core.record import Part
 from dipole.core.utils.errors import RecordError
 from dipole.core.utils.files import atomic_write, disk_refusing
@@ -149,11 +149,11 @@ def write_manifest(runs: Path, found: Manifest) -> Path:
     return path
 
 
-def read_manifests(runs: Path) -> tuple[list[Manifest], list[UnreadRecord]]:
+def read_manifests(runs: Path) -> tuple[list[Manifest], list[Problem]]:
     """Return every suite that ran in a folder of runs, and a problem for each damaged file. Changes nothing."""
     every, problems = read_parts(runs / BENCH / "suites", Manifest, "the description of a suite")
     for path, one in list(every.items()):
         if path.stem != one.name:
-            problems.append(UnreadRecord(path, f"the description is that of {one.name}, not of this file"))
+            problems.append(Problem(path, f"the description is that of {one.name}, not of this file"))
             del every[path]
     return list(every.values()), problems

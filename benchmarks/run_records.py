@@ -15,7 +15,7 @@ BENCH = ".bench"
 
 
 @dataclass(frozen=True)
-class UnreadRecord:
+class Problem:
     """A path that is not a readable record, and why, or a `conflict`: the run or suite of which there are two versions.
 
     It is reported and left unchanged.
@@ -31,7 +31,7 @@ class Collection:
     """The records of a runs folder by run hash, and the problems met on the way."""
 
     records: dict[str, RunRecord] = field(default_factory=dict)
-    problems: list[UnreadRecord] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
 
     @property
     def done(self) -> dict[str, RunRecord]:
@@ -66,24 +66,24 @@ def read_records(folder: Path) -> Collection:
             if record.hash != path.name:
                 raise RecordError(f"the record is that of run {record.hash}, not of this folder")
         except (RecordError, OSError) as error:
-            found.problems.append(UnreadRecord(path, str(error)))
+            found.problems.append(Problem(path, str(error)))
             continue
         found.records[record.hash] = record
         try:
             found.records[record.hash] = with_additions(record, path)
         except RecordError as error:
-            found.problems.append(UnreadRecord(path / FILE, str(error)))
+            found.problems.append(Problem(path / FILE, str(error)))
     return found
 
 
-def read_parts(folder: Path, kind: type[Content], what: str) -> tuple[dict[Path, Content], list[UnreadRecord]]:
+def read_parts(folder: Path, kind: type[Content], what: str) -> tuple[dict[Path, Content], list[Problem]]:
     """Read the JSON files of a folder: their contents by path, and a problem for each damaged file."""
     found, problems = {}, []
     for path in sorted(folder.glob("*.json")):
         try:
             found[path] = read_part(path, kind)
         except RecordError as error:
-            problems.append(UnreadRecord(path, f"{what} {error}"))
+            problems.append(Problem(path, f"{what} {error}"))
     return found, problems
 
 

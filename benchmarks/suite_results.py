@@ -28,7 +28,7 @@ from dipole.benchmarks.results_file import (
     strangers,
 )
 from dipole.benchmarks.run_files import RunFiles
-from dipole.benchmarks.run_records import Collection, UnreadRecord, read_records
+from dipole.benchmarks.run_records import Collection, Problem, read_records
 from dipole.benchmarks.statistics import LEVEL, PairedTest, Summary, detectable_by, difference, holm, summarize
 from dipole.benchmarks.suite import marked
 from dipole.core.record import RunRecord
@@ -71,7 +71,7 @@ class Gathered(Collection):
         try:
             suite = read_results_file(path)
         except RecordError as error:
-            self.problems.append(UnreadRecord(path, str(error)))
+            self.problems.append(Problem(path, str(error)))
             return
         for run in suite.runs.values():
             self._add_run(path, run.whole, run)
@@ -80,7 +80,7 @@ class Gathered(Collection):
     def _add_suite(self, path: Path, manifest: Manifest) -> None:
         known = next((each for each in self.manifests if each.name == manifest.name), manifest)
         suite, conflicts, _ = merged(StoredSuite(known, {}), StoredSuite(manifest, {}))
-        self.problems.extend(UnreadRecord(path, said, manifest.name) for said in conflicts)
+        self.problems.extend(Problem(path, said, manifest.name) for said in conflicts)
         self.manifests[:] = [each for each in self.manifests if each is not known] + [suite.manifest]
 
     def _add_run(self, path: Path, record: RunRecord, run: StoredRun | None = None) -> None:
@@ -95,7 +95,7 @@ class Gathered(Collection):
                 stored[name] = run
         elif record.status == "done" and (odd := differing(old, record)):
             said = f"run {name}: other results than the same run elsewhere, which are used: {odd}"
-            self.problems.append(UnreadRecord(path, said, name))
+            self.problems.append(Problem(path, said, name))
         if run is not None and (one := stored.get(name)):
             points = run.points if one.points is None else one.points
             stored[name] = StoredRun(one.record, run.curves | one.curves, run.measured | one.measured, points)
@@ -126,7 +126,7 @@ def gather(places: Iterable[Path]) -> Gathered:
     done = found.done
     for manifest in found.manifests:
         for name, why in strangers(done[job.hash] for job in manifest.jobs if job.hash in done).items():
-            found.problems.append(UnreadRecord(places[0], f"{manifest.name}: run {name} {why}", "data"))
+            found.problems.append(Problem(places[0], f"{manifest.name}: run {name} {why}", "data"))
     return found
 
 

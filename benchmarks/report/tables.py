@@ -16,7 +16,7 @@ from dipole.benchmarks.report.claim_tables import mark_of
 from dipole.benchmarks.report.ranking import Rank, level_of
 from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, count_cell, detectable_cell, number_cell
 from dipole.benchmarks.run_files import RunFiles
-from dipole.benchmarks.run_records import UnreadRecord
+from dipole.benchmarks.run_records import Problem
 from dipole.benchmarks.statistics import Interval, Summary, iqm_interval, number, probability_of_improvement, summarize
 from dipole.benchmarks.suite_results import CellResult, SuiteResults
 from dipole.core.record import RunRecord
@@ -272,7 +272,7 @@ def ranking_table(name: str, ranks: Sequence[Rank]) -> ReportTable:
     return ReportTable(f"{name}-ranking", "Ranking over tasks", head, rows, RANKING_NOTE, frozenset({"objective"}))
 
 
-def problem_tables(problems: Sequence[UnreadRecord]) -> list[ReportTable]:
+def problem_tables(problems: Sequence[Problem]) -> list[ReportTable]:
     """Return the files that are not records, and the results that contradict each other."""
     used = "The first of two results, and of two versions of a suite, is used. Runs on other data are not left out."
     found = [

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from dipole.benchmarks.run_records import UnreadRecord, read_parts
+from dipole.benchmarks.run_records import Problem, read_parts
 from dipole.core.record import Number, Part
 from dipole.core.utils.files import atomic_write
 
@@ -45,7 +45,7 @@ def path_of(runs: Path, name: str) -> Path:
     return runs / SWEEPS / f"{name}.json"
 
 
-def read_summaries(runs: Path) -> tuple[list[SearchSummary], list[UnreadRecord]]:
+def read_summaries(runs: Path) -> tuple[list[SearchSummary], list[Problem]]:
     """Return the searches of a runs folder, and a problem for each unreadable file."""
     found, problems = read_parts(runs / SWEEPS, SearchSummary, "the search")
     return list(found.values()), problems
