@@ -145,7 +145,7 @@ for claimed in results.claims():
 # %%
 verdicts = {claimed.claim.id: claimed.verdict for claimed in results.claims()}
 assert verdicts == {"arora-c06": "differs", "arora-c07": "no data"}
-assert [len(cell.samples) for cell in results.cells] == [4 if SMALL else 6] * 3
+assert [len(cell.samples) for cell in results.cells] == [13 if SMALL else 15] * 3
 
 # %% [markdown]
 # The paper claims that each larger block size gains. Here the two steps together lose,
