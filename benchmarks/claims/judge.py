@@ -91,10 +91,8 @@ class JudgedPart:
 
     def _combined(self, evidence_of: Callable[[JudgedComparison], Evidence]) -> Evidence:
         """Combine the evidence of all comparisons, or that of their mean if the part is about it."""
-        spec, evidence = (
-            self.part.spec,
-            at_least([*map(evidence_of, self.items), *[NOTHING] * self.missing], self.least),
-        )
+        spec = self.part.spec
+        evidence = at_least([*map(evidence_of, self.items), *[NOTHING] * self.missing], self.least)
         if self.mean is not None:
             of_mean = NOTHING if self.missing else evidence_of(self.mean)
             inside, outside = of_mean.inside, of_mean.outside

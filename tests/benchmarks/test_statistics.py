@@ -282,13 +282,13 @@ def test_critical_differences_groups_and_profiles_by_hand():
 
 
 def test_every_interval_holds_the_truth_as_often_as_it_says_and_alarms_are_rare():
-    study = coverage.study(200)
+    study = coverage.study(300)
     assert {line.distribution for line in study.lines} == set(coverage.DISTRIBUTIONS)
     assert {n for line in study.lines for n in line.holds} == {2, 3, 5, 10, 20}
     for line in study.lines:
-        assert min(line.holds.values()) >= 0.93 - 3 * np.sqrt(0.93 * 0.07 / 200), line
+        assert min(line.holds.values()) >= 0.93 - 3 * np.sqrt(0.93 * 0.07 / 300), line
     for name, shares in study.alarms.items():  # a suite without effect decides something
-        assert max(shares.values()) < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 200), name
+        assert max(shares.values()) < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 300), name
 
 
 def test_the_command_prints_what_the_study_counts(capsys):
