@@ -1,4 +1,4 @@
-"""Claims and their verdicts in words: what is claimed, by which comparison it is decided, or what is missing."""
+"""Claims and their verdicts in words: what is claimed, the comparison that decides it, and missing data."""
 
 from collections.abc import Iterator, Sequence
 from math import exp, inf, isfinite, nan
@@ -141,7 +141,7 @@ def _undecided(judged: JudgedClaim) -> Iterator[tuple[JudgedPart, JudgedComparis
             items = [part.mean]
         elif _is_undecided(part.evidence):
             items = [item for item in part.items if _is_undecided(item.evidence)]
-            # Where all are decided, those without data are missing, or the tests together fall short.
+            # If each of them is decided, data are missing, or the combined tests fall short.
             if not items and not part.missing:
                 items = part.items
         yield from ((part, item) for item in items)

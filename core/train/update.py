@@ -100,8 +100,8 @@ class Update:
             values |= {"train/grad_norm": norm, "train/grad_norm_squared": norm * norm}
         elif not overflowed(loss, scaler):
             raise TrainingError(
-                f"step {step + 1}: {not_finite(outcome, pairs, objective, norm)} Stopped before the optimizer step; "
-                "the last checkpoint is intact. Try a lower train.learning_rate, train.clip, a higher temperature, "
+                f"step {step + 1}: {not_finite(outcome, pairs, objective, norm)} Stopped before the optimizer step. "
+                "The last checkpoint is intact. Try a lower train.learning_rate, train.clip, a higher temperature, "
                 "train.precision = 32."
             )
         scaler.update()
@@ -134,7 +134,7 @@ class ForwardPass(nn.Module):
         device, half = self._adapter.device.type, self._half
         with torch.autocast(device, half, enabled=half is not None), self._encoders():
             pairs = all_gather_pairs(self._adapter.embed(batch.value))
-        # The similarity matrix is where half precision would cost accuracy; the engine widens its inputs itself.
+        # In the similarity matrix half precision would cost accuracy, so the engine uses at least float32.
         return self.objective(pairs), pairs
 
 

@@ -1,4 +1,4 @@
-"""Evaluation: returns by hand, alone and in workers, scores, intervals, curves and videos. Training does not notice."""
+"""Evaluation: returns by hand, alone and in workers, scores, intervals, curves and videos. Training stays the same."""
 
 import json
 import re
@@ -59,7 +59,7 @@ def test_a_link_is_not_written_through_and_a_missing_matplotlib_is_named(tiny_ag
 
 
 def test_diagnostics_match_their_definitions(tiny_agent):
-    """Those of all domains are held against plain loops in tests/benchmarks/test_studies.py."""
+    """tests/benchmarks/test_studies.py compares the diagnostics of all domains with plain loops."""
     agent = tiny_agent()
     assert diagnose(agent) == {}
     agent.learn(30)
