@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dipole.core.evaluation.arrays import finite_rows
 from dipole.core.evaluation.class_tasks import class_tasks
 from dipole.core.evaluation.diagnostics import pair_histogram
 from dipole.core.evaluation.probes import knn_probe
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.similarity import normalize
 from dipole.core.train.class_blocks import BlockShape, block_losses
-from dipole.core.utils.finite import finite_rows
 from dipole.core.utils.seeding import Seeds
 from dipole.text.config import TextSettings
 from dipole.text.data import Data, TableData

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from dipole.core.train.finetuning import LoraTable, fine_tune
 from dipole.core.utils.backbone import NetworkSource, Weights, is_random, load, positions
 from dipole.core.utils.errors import ConfigError, DataError
-from dipole.core.utils.freezing import Freeze, fix_unused
-from dipole.core.utils.modes import in_mode
+from dipole.core.utils.freezing import Freeze, fix_unused, in_mode
 from dipole.text.config import TextSettings
 from dipole.text.encoders.batch import Chunk, TokenBatch
 from dipole.text.encoders.networks import (

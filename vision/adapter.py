@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Unpack
 import torch
 from torch import Tensor, nn
 
-from dipole.core.evaluation.probes import frozen, measuring_device
+from dipole.core.evaluation.probes import measuring_device
 from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.class_blocks import BlockShape
@@ -20,8 +20,8 @@ from dipole.core.train.config import Settings
 from dipole.core.train.inference import chosen_features
 from dipole.core.utils.drawing import check_drawing
 from dipole.core.utils.errors import ConfigError, DataError
+from dipole.core.utils.freezing import frozen, in_mode
 from dipole.core.utils.memory import check_fits
-from dipole.core.utils.modes import in_mode
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.text import counted
 from dipole.core.utils.transfer import prefetched, to_device

@@ -13,8 +13,7 @@ from dipole.core.train.config import Settings
 from dipole.core.train.finetuning import FREEZE_HELP, LORA_HELP, WEIGHTS_HELP, FreezeSetting, LoraTable, fine_tune
 from dipole.core.utils import backbone
 from dipole.core.utils.errors import ConfigError
-from dipole.core.utils.freezing import fix_unused
-from dipole.core.utils.modes import in_mode
+from dipole.core.utils.freezing import fix_unused, in_mode
 from dipole.vision.encoders import EncoderConfig, build_projector
 from dipole.vision.encoders.base import PREFIX
 

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dipole.core.evaluation.probes import ProbeResult, frozen, linear_probe_on_views
+from dipole.core.evaluation.arrays import finite_rows
+from dipole.core.evaluation.probes import ProbeResult, linear_probe_on_views
 from dipole.core.objectives.objective import SHARPNESS
 from dipole.core.objectives.similarity import normalize
 from dipole.core.train.class_blocks import BlockShape
-from dipole.core.utils.finite import finite_rows
+from dipole.core.utils.freezing import frozen
 from dipole.core.utils.seeding import Seeds
 from dipole.vision.augment import Augmentation, crop_features
 from dipole.vision.config import VisionConfig

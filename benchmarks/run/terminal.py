@@ -22,8 +22,7 @@ from dipole.benchmarks.run import reference
 from dipole.benchmarks.run.engine import TaskResult
 from dipole.benchmarks.suite import Sized
 from dipole.benchmarks.suite_results import SuiteResults
-from dipole.core.utils.console import can_draw, console
-from dipole.core.utils.progress import duration
+from dipole.core.utils.progress import can_draw, console, duration
 from dipole.core.utils.text import are, counted, fitted, printable, text_table
 
 

@@ -30,7 +30,7 @@ from dipole.core.cli.words import GROUPS, START, SUGGESTION_FOR
 from dipole.core.utils.errors import ConfigError, DipoleError, nearest
 from dipole.core.utils.extras import source_folder
 from dipole.core.utils.files import disk_error, why
-from dipole.core.utils.first_error import first_message
+from dipole.core.utils.launched import first_message
 from dipole.core.utils.plugins import OURS, PluginError, distribution, is_ours, load, load_each, points
 from dipole.core.utils.text import definitions, fitted, screen_width
 from dipole.core.utils.version import __version__

@@ -13,6 +13,7 @@ from dipole.core.evaluation.arrays import (
     as_matrix,
     as_tensor,
     every_pair,
+    finite_rows,
     in_range,
     matched,
     moderate,
@@ -38,7 +39,6 @@ from dipole.core.objectives.spec import Range
 from dipole.core.objectives.statistics import AnyStatistic, Count, LogSumExp, SoftmaxMean
 from dipole.core.objectives.tiles import TILE
 from dipole.core.utils.errors import PairsError
-from dipole.core.utils.finite import finite_rows
 
 __all__ = [
     "Histogram", "PairHistogram", "alignment", "conditional_entropy", "distance_histogram", "effective_rank",

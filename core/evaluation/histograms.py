@@ -9,13 +9,12 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from dipole.core.evaluation.arrays import Array, as_classes, as_matrix, in_range, matched, moderate_rows
+from dipole.core.evaluation.arrays import Array, as_classes, as_matrix, finite_rows, in_range, matched, moderate_rows
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.similarity import full_precision, listed_similarities, normalize
 from dipole.core.objectives.spec import Range
 from dipole.core.objectives.tiles import TILE
-from dipole.core.utils.finite import finite_rows
 
 
 @dataclass(frozen=True)

@@ -4,34 +4,35 @@ Features (n, d) and labels (n,) are NumPy arrays, lists or tensors. Labels are i
 (unlabelled images) are ignored. Tensors stay on their device. All probes are seeded and deterministic.
 """
 
-import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from dipole.core.evaluation.arrays import Array, in_range, moderate, moderate_rows, size
-from dipole.core.evaluation.descent import Descent, ViewFeatures, descend
-from dipole.core.evaluation.logistic import fit_softmax
-from dipole.core.evaluation.split import (
+from dipole.core.evaluation.arrays import (
+    Array,
     ProbeData,
     ProbeLabels,
     check_features,
     check_labels,
+    in_range,
     known_classes,
+    moderate,
+    moderate_rows,
     single,
+    size,
     split,
     standardized,
 )
+from dipole.core.evaluation.descent import Descent, ViewFeatures, descend
+from dipole.core.evaluation.logistic import fit_softmax
 from dipole.core.objectives.spec import Range
-from dipole.core.utils.errors import DataError, OptionError, TrainingError
-from dipole.core.utils.modes import in_mode
+from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.text import counted, warn
 
 Solver = Literal["convex", "sgd", "adam"]
@@ -454,31 +455,3 @@ def kmeans(x: Tensor, clusters: int, inits: int = 10, steps: int = 300, seed: in
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than clusters
         return torch.from_numpy(fitted.fit_predict(x.cpu().numpy())).long()
-
-
-# --- frozen encoders ------------------------------------------------------------------------------------------------
-
-
-def state_hash(module: nn.Module) -> str:
-    """Return the sha256 of names, shapes and bytes of all parameters and buffers."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        if isinstance(tensor, Tensor):
-            value = tensor.detach().cpu().contiguous()
-            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-            digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-@contextmanager
-def frozen(module: nn.Module) -> Iterator[str]:
-    """Set evaluation mode without gradients, yield the module's hash, and restore the mode of every submodule.
-
-    Raises TrainingError if a parameter or buffer changed inside the block.
-    """
-    before = state_hash(module)
-    with in_mode(False, module):
-        with torch.no_grad():
-            yield before
-        if state_hash(module) != before:
-            raise TrainingError("the encoder changed while it was evaluated: its parameters or buffers are not frozen")

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from dipole.core.evaluation import diagnostics
 from dipole.core.evaluation.theory import arora
-from dipole.core.evaluation.theory.choices import Choices
 from dipole.core.evaluation.theory.latent import Latent, collision
 from dipole.core.evaluation.theory.report import choose
+from dipole.core.evaluation.theory.theorems import Choices
 from dipole.core.objectives.gather import all_gather_pairs
 from dipole.core.objectives.objective import SHARPNESS
 from dipole.core.record import Histogram, Number, finite
-from dipole.core.utils.modes import in_mode
+from dipole.core.utils.freezing import in_mode
 from dipole.core.utils.seeding import Seeds, isolated
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from dipole.core.train.signals import Interrupted, Interrupts, RunInterruptedErr
 from dipole.core.train.trackers import check_trackers
 from dipole.core.train.update import Update
 from dipole.core.utils.errors import ConfigError, DataError, DipoleError, PairsError, TrainingError
-from dipole.core.utils.first_error import first_message
+from dipole.core.utils.launched import first_message
 from dipole.core.utils.memory import is_out_of_memory
 from dipole.core.utils.progress import Progress, duration, quietly
 from dipole.core.utils.seeding import Seeds, deterministic, rng_state, seed_everything

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dipole.core.evaluation.theory.choices import Choices, RunFacts
 from dipole.core.evaluation.theory.report import Report, measure
+from dipole.core.evaluation.theory.theorems import Choices, RunFacts
 from dipole.core.objectives.regularizers.cllr import CLLR
 from dipole.core.objectives.regularizers.dp import DP
 from dipole.core.objectives.similarity import normalize
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.trained_run import load_run
 from dipole.core.utils.errors import DataError, OptionError, ReceivedError, RecordError
-from dipole.core.utils.modes import in_mode
+from dipole.core.utils.freezing import in_mode
 from dipole.core.utils.seeding import Seeds, isolated
 from dipole.core.utils.text import counted
 

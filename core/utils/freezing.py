@@ -1,4 +1,4 @@
-"""Freeze a backbone, or only its first layers.
+"""Freeze a backbone or its first layers, and set the mode of modules for the length of a block.
 
 Frozen parameters have no gradient, so optimizers keep no state for them and do not decay them. Frozen modules stay in
 evaluation mode: batch norm keeps its pretrained statistics, dropout and stochastic depth are off.
@@ -6,15 +6,17 @@ evaluation mode: batch norm keeps its pretrained statistics, dropout and stochas
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import MethodType
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.errors import ConfigError, TrainingError
 
 Freeze = Literal["none", "backbone"] | int
 
@@ -128,3 +130,42 @@ def _lists(module: nn.Module, path: tuple[str, ...]) -> Iterator[tuple[tuple[str
             yield (*path, stages[0][0]), [stage for _, stage in stages]
     for name, child in children:
         yield from _lists(child, (*path, name))
+
+
+@contextmanager
+def in_mode(is_training: bool, *modules: nn.Module | None) -> Iterator[None]:
+    """Set the mode of modules, and restore that of each submodule at the end of the block."""
+    there = [module for module in modules if module is not None]
+    modes = [(part, part.training) for module in there for part in module.modules()]
+    for module in there:
+        module.train(is_training)
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+def state_hash(module: nn.Module) -> str:
+    """Return the sha256 of names, shapes and bytes of all parameters and buffers."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        if isinstance(tensor, Tensor):
+            value = tensor.detach().cpu().contiguous()
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+@contextmanager
+def frozen(module: nn.Module) -> Iterator[str]:
+    """Set evaluation mode without gradients, yield the module's hash, and restore the mode of every submodule.
+
+    Raises TrainingError if a parameter or buffer changed inside the block.
+    """
+    before = state_hash(module)
+    with in_mode(False, module):
+        with torch.no_grad():
+            yield before
+        if state_hash(module) != before:
+            raise TrainingError("the encoder changed while it was evaluated: its parameters or buffers are not frozen")

@@ -24,8 +24,8 @@ from dipole.core.objectives.objective import Composite, Objective
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.not_finite import not_finite
 from dipole.core.utils.errors import ConfigError, DipoleError, TrainingError
+from dipole.core.utils.freezing import in_mode
 from dipole.core.utils.memory import check_fits
-from dipole.core.utils.modes import in_mode
 from dipole.core.utils.seeding import isolated
 from dipole.core.utils.transfer import to_device
 from dipole.rl.arguments import check_integers, check_number

@@ -22,7 +22,7 @@ from dipole.core.train.domains import temporary_domain
 from dipole.core.utils.process import OWNER, describe_self
 from tests.systems import links, posix
 
-PRINTS = "from dipole.core.utils.console import console; console().print('[bold red]plan[/]')"
+PRINTS = "from dipole.core.utils.progress import console; console().print('[bold red]plan[/]')"
 
 
 @pytest.fixture(scope="module")

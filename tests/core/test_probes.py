@@ -17,6 +17,7 @@ from dipole.core.evaluation.probes import mean_classifier
 from dipole.core.train.class_blocks import BlockShape, block_losses
 from dipole.core.train.evaluation import diagnose
 from dipole.core.utils.errors import DataError, OptionError, TrainingError
+from dipole.core.utils.freezing import frozen, state_hash
 from dipole.text.senteval.torch_classifier import Classifier, Fit, fit_all
 from dipole.vision.config import VisionConfig
 from dipole.vision.evaluation import recall, zero_shot
@@ -159,22 +160,22 @@ def test_frozen_restores_modes_and_notices_a_change():
     module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3).eval())
     module.train()
     module[1].eval()
-    with probes.frozen(module) as before:
+    with frozen(module) as before:
         assert not module.training
         assert not torch.is_grad_enabled()
         module(torch.randn(4, 3))
-    assert probes.state_hash(module) == before
+    assert state_hash(module) == before
     assert module[0].training
     assert not module[1].training
-    with pytest.raises(TrainingError, match="changed while it was evaluated"), probes.frozen(module):
+    with pytest.raises(TrainingError, match="changed while it was evaluated"), frozen(module):
         module[1].running_mean += 1
     assert module[0].training
     # The hash sees values, names and dtypes.
     a, b = nn.Linear(2, 2), nn.Linear(2, 2)
     b.load_state_dict(a.state_dict())
-    assert probes.state_hash(a) == probes.state_hash(b)
-    assert probes.state_hash(a) != probes.state_hash(b.double())
-    assert probes.state_hash(a) != probes.state_hash(nn.Sequential(a))
+    assert state_hash(a) == state_hash(b)
+    assert state_hash(a) != state_hash(b.double())
+    assert state_hash(a) != state_hash(nn.Sequential(a))
 
 
 @pytest.mark.parametrize("solver", ["sgd", "adam"])

@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNorm
 
 import dipole
 from dipole.core.utils.errors import ConfigError, DipoleError, TrainingError
-from dipole.core.utils.modes import in_mode
+from dipole.core.utils.freezing import in_mode
 from dipole.rl import ContrastiveCallback, ContrastiveDrQ, DotEnv, FrameReplayBuffer, make_env
 from dipole.rl.callbacks.contrastive import distinct, equal
 from tests.rl.conftest import tiny, without_dipole

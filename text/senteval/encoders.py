@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dipole.core.evaluation.arrays import as_matrix, finite_rows
+from dipole.core.objectives.similarity import full_precision
 from dipole.core.utils.errors import DataError, OptionError
-from dipole.core.utils.finite import finite_rows
-from dipole.core.utils.modes import in_mode
+from dipole.core.utils.freezing import in_mode
 from dipole.core.utils.text import counted
 from dipole.text.senteval.torch_classifier import check_whole
 
@@ -127,44 +128,15 @@ def _saved_tokenizer(model: nn.Module) -> Any:
 
 def as_rows(value: Any, count: int, where: str) -> np.ndarray:
     """Return the vectors of `count` sentences, (n, d), finite, in float32 or float64. Raise DataError for others."""
-    sentences = counted(count, "sentence")
-    try:
-        found = _array(value)
-    except (ValueError, TypeError, RuntimeError) as error:
-        said = str(error).split("\n")[0][:200]
-        raise DataError(f"{where}: the vectors of {sentences} are no array of numbers ({said})") from None
-    if found.dtype.kind not in "fiub":
-        kind = f"values of type {type(value).__name__} ({found.dtype})"
-        if found.dtype.kind in "US":
-            kind = "text"
-        raise DataError(f"{where}: the encoder returned {kind} for {sentences}, not numbers (n, d)")
-    if found.ndim != 2 or len(found) != count or not found.shape[1]:
-        raise DataError(
-            f"{where}: the encoder returned an array {found.shape} for {sentences}, not one vector each (n, d)"
-        )
-    # Whole numbers of few bits would wrap in |u - v| and u * v, and half floats overflow.
-    if found.dtype.itemsize <= 2:
-        found = found.astype(np.float32)
-    elif found.dtype not in (np.float32, np.float64):
-        found = found.astype(np.float64)
-    if not np.isfinite(found).all():
-        finite_rows(torch.tensor(found), where, "vector")
-    return found
-
-
-def _array(value: Any) -> np.ndarray:
+    name = f"{where}: the vectors of {counted(count, 'sentence')}"
     if isinstance(value, Tensor):
-        value = value.detach().to_dense().cpu()
-        if value.dtype == torch.bfloat16:
-            value = value.float()
-        return value.numpy()
-    if isinstance(value, list | tuple) and any(isinstance(each, Tensor) for each in value):
-        return np.stack([_array(each) for each in value])
-    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
-        raise ValueError("some are masked")
-    if hasattr(value, "toarray"):  # a sparse matrix of scipy
+        value = value.to_dense()
+    elif hasattr(value, "toarray"):  # a sparse matrix of scipy
         value = value.toarray()
-    return np.asarray(value)
+    found = full_precision(as_matrix(name, value, error=DataError))
+    if len(found) != count:
+        raise DataError(f"{name} have shape {tuple(found.shape)}: the encoder must return one each, (n, d).")
+    return finite_rows(found, where, "vector").cpu().numpy()
 
 
 def same_width(parts: Sequence[np.ndarray], where: str) -> np.ndarray:

@@ -14,7 +14,7 @@ from dipole.core.train.config import Settings
 from dipole.core.train.finetuning import FREEZE_HELP, LORA_HELP, WEIGHTS_HELP, FreezeSetting, LoraTable
 from dipole.core.utils.backbone import NetworkSource, Weights
 from dipole.core.utils.errors import ConfigError, nearest
-from dipole.core.utils.modes import in_mode
+from dipole.core.utils.freezing import in_mode
 from dipole.core.utils.text import counted
 from dipole.vision.registry import Entries
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.utils.errors import ConfigError
-from dipole.core.utils.modes import in_mode
+from dipole.core.utils.freezing import in_mode
 from dipole.vision.encoders import Encoder, EncoderConfig, build_encoder, build_projector
 from dipole.vision.heads import Projection, projection_head
 from dipole.vision.image_set import ImageSet

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from dipole.core.cli import Runner
 from dipole.core.cli.output import say, stdout_to_stderr, write
 from dipole.core.cli.parser import add_runs, to_path
-from dipole.core.evaluation.theory.choices import LOSSES, Choices
-from dipole.core.evaluation.theory.theorems import THEOREMS
+from dipole.core.evaluation.theory.theorems import LOSSES, THEOREMS, Choices
 from dipole.core.objectives.spec import Option, options_of
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.text import counted, definitions, number, text_table

@@ -8,8 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from dipole.core.evaluation.arrays import finite_rows
 from dipole.core.utils.errors import DataError, OptionError
-from dipole.core.utils.finite import finite_rows
 
 LARGEST = 1e100  # features above this are refused: sums of the products of a few of them leave float64
 

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from dipole.core.evaluation import diagnostics
 from dipole.core.evaluation.theory import arora, cllr, lmcl
-from dipole.core.evaluation.theory.choices import Choices, RunFacts
 from dipole.core.evaluation.theory.latent import Latent, check_scale, collision, full_collision, some_collision
-from dipole.core.evaluation.theory.theorems import ARORA, LMCL, THEOREMS, Theorem
+from dipole.core.evaluation.theory.theorems import ARORA, LMCL, THEOREMS, Choices, RunFacts, Theorem
 from dipole.core.evaluation.theory.trained import trained_loss
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.text import counted

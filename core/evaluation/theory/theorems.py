@@ -1,7 +1,16 @@
-"""The theorems of the papers as data: statement, functions that compute it, and requirements. Loads no torch."""
+"""The theorems of the papers as data, their options, and the facts of a run that they use. Loads no torch."""
 
+import math
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
+from dipole.core.objectives.spec import Range, checked, options_of
+from dipole.core.utils.errors import OptionError
+
+LOSSES = ("hinge", "logistic")
+Count = Range(at_least=1)
+Constant = Range(at_least=0)
+Share = Range(at_least=0, at_most=1)
 ARORA, LMCL, CLLR = "Arora et al. 2019", "LMCL", "CLLR"
 
 
@@ -102,3 +111,55 @@ THEOREMS: tuple[Theorem, ...] = (
             ("data_constant",), "dipole theory RUN --data-constant 1"),
 )
 # fmt: on
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Options of `dipole theory`. The options after `delta_neg` are constants that no paper gives.
+
+    Args:
+        losses: of Arora's theorems: "hinge", "logistic" or both.
+
+    Raises:
+        OptionError: one of them is out of its range.
+    """
+
+    losses: tuple[str, ...] = LOSSES
+    k: Annotated[int, Count, "negatives of Theorem 6.1"] = 4
+    block: Annotated[int, Count, "members of a block of Proposition 6.2"] = 5
+    draws: Annotated[int, Count, "sets of permutations that blocks are averaged over"] = 4
+    tasks: Annotated[int, Range(at_least=2), "fitted tasks of the trained classifier"] = 50
+    points: Annotated[int, Range(at_least=2), "largest number of points"] = 1000
+    prior: Annotated[Literal["measured", "uniform"], "class prior rho"] = "measured"
+    confidence: Annotated[float, Range(above=0, below=1), "1 - delta of the bounds that hold with a probability"] = 0.95
+    seed: Annotated[int, Range(at_least=0), "seed of drawn points, tasks and blocks"] = 0
+    epsilon: Annotated[float, Range(above=0), "eps of Lemma 5.1"] = 0.1
+    mu: Annotated[float | None, Range(above=-math.inf), "slack of Theorem 3 (default: half the margin)"] = None
+    delta_pos: Annotated[float | None, Share, "lower end of the margin (default: the run's, or 0.1)"] = None
+    delta_neg: Annotated[float | None, Share, "upper end of the margin (default: the run's, or 0.5)"] = None
+    constant: Annotated[float, Constant, "constant in the O of Gen_M"] = 1.0
+    rademacher: Annotated[float, Constant, "complexity of the class; 0 leaves it out"] = 0.0
+    tuples: Annotated[int | None, Count, "M of Gen_M (default: the number of points)"] = None
+    gamma_constant: Annotated[float | None, Constant, "c' of Lemma 5.1 (default: the one derived in the docs)"] = None
+    smoothness: Annotated[float, Constant, "S of CLLR Theorem 2"] = 1.0
+    data_constant: Annotated[float, Constant, "C(X) of CLLR Theorem 3"] = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.losses or not set(self.losses) <= set(LOSSES):
+            raise OptionError(f"losses must be of {', '.join(LOSSES)}, got {self.losses}.", "losses")
+        options = options_of(Choices)
+        checked("theory", options, {option.name: getattr(self, option.name) for option in options})
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """Settings and results of a run."""
+
+    delta_pos: float = 0.1  # of its `dp` term, or that term's default
+    delta_neg: float = 0.5  # likewise
+    reduction: str = "mean"  # likewise
+    dp_weight: float | None = None  # lambda of `dp`; None without one
+    cllr_weight: float | None = None  # lambda of `cllr`; None without one
+    alpha: float | None = None  # of `cllr`; None without one
+    negatives: float | None = None  # n, negatives per anchor of the first batch
+    nce: float | None = None  # the last logged loss of its `infonce` term, in nats
