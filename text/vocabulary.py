@@ -5,7 +5,7 @@ import heapq
 import io
 import json
 import re
-import unicodedata
+from array import array
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -55,8 +55,6 @@ _WORD = rf"[^\W{UNSPACED}{KATAKANA}]+"
 ANY_SCRIPT = _words_pattern(
     rf"{_WORD}(?:[{JOINERS}]{_WORD})*", rf"[{KATAKANA}]+|[{UNSPACED}]\p{{M}}*|", DIVIDERS + JOINERS
 )
-# The same for the characters of `_plain`, among which there are no marks.
-_PLAIN = _words_pattern(_WORD, rf"[{KATAKANA}]+|[{UNSPACED}]|", DIVIDERS)
 _OTHER_SCRIPT = re.compile(f"[{UNSPACED}{KATAKANA}{JOINERS}]")
 
 
@@ -83,8 +81,18 @@ def counted_vocabulary(counts: Iterable[tuple[str, int]], size: int, lower: bool
 def word_cutter(lower: bool = False) -> Callable[[str], list[str]]:
     """Return a function that cuts a sentence into words."""
     tokenizer = _configure(Tokenizer(WordLevel({UNKNOWN: 0}, unk_token=UNKNOWN)), lower)
-    normal, cut = tokenizer.normalizer, tokenizer.pre_tokenizer
-    return lambda sentence: [word for word, _ in cut.pre_tokenize_str(normal.normalize_str(sentence))]
+    normal, pre = tokenizer.normalizer, tokenizer.pre_tokenizer
+
+    def cut(sentence: str) -> list[str]:
+        words = []
+        for number, part in enumerate(sentence.split(UNKNOWN)):  # the tokenizer reads "<unk>" as one token
+            if number:
+                words.append(UNKNOWN)
+            if part or part == sentence:
+                words += [word for word, _ in pre.pre_tokenize_str(normal.normalize_str(part))]
+        return words
+
+    return cut
 
 
 def _pattern_of(words: Iterable[str]) -> str:
@@ -309,10 +317,7 @@ def expand(
     return [vector_words[i] for i in new], mapped.astype(table.dtype)
 
 
-# Unicode categories that both libraries treat alike.
-ALIKE = frozenset(("Lu", "Ll", "Lt", "Lm", "Lo", "Nd", "Po", "Ps", "Pe", "Pi", "Pf", "Pd", "Sm", "Sc", "Sk"))
 EMPTY = -1  # number of a sentence without words
-WORD_OR_END = re.compile(_PLAIN + "|\n")
 
 
 def number_words(sentences: Sequence[str], lower: bool) -> tuple[np.ndarray, np.ndarray, list[str]]:
@@ -320,55 +325,27 @@ def number_words(sentences: Sequence[str], lower: bool) -> tuple[np.ndarray, np.
 
     Return (T,) int32 numbers, EMPTY for a sentence without words, (n,) int32 lengths of the sentences, and the words.
     """
+    cut = word_cutter(lower)
     index: dict[str, int] = {}
-    if not sentences:
-        return np.zeros(0, np.int32), np.zeros(0, np.int32), []
-    end = -2
-    numbers = np.array(
-        [end if word == "\n" else index.setdefault(word, len(index)) for word in _words(sentences, lower)], np.int32
-    )
-    bounds = np.flatnonzero(numbers == end)
-    lengths = np.diff(bounds, prepend=-1) - 1
-    numbers[bounds[lengths == 0]] = EMPTY
-    return numbers[numbers != end], lengths.clip(min=1).astype(np.int32), list(index)
+    seen: dict[str, list[int]] = {}  # texts without a blank, most of which repeat
+    numbers, lengths = array("i"), array("i")
 
+    def numbered(words: Iterable[str]) -> list[int]:
+        return [index.setdefault(word, len(index)) for word in words]
 
-def _words(sentences: Sequence[str], lower: bool) -> list[str]:
-    """Return the words of all sentences, with a line break after each sentence."""
-    joined = "\n".join(sentences) + "\n"
-    is_plain = UNKNOWN not in joined and joined.count("\n") == len(sentences) and all(map(str.strip, sentences))
-    if is_plain and _plain().fullmatch(joined):
-        if lower:
-            joined = joined.lower()
-        return WORD_OR_END.findall(joined)
-    if len(sentences) > 1:
-        half = len(sentences) // 2
-        return _words(sentences[:half], lower) + _words(sentences[half:], lower)
-    words: list[str] = []
-    for number, part in enumerate(sentences[0].split(UNKNOWN)):  # the tokenizer reads "<unk>" as one token
-        if number:
-            words.append(UNKNOWN)
-        if part or sentences[0] == part:
-            words += word_cutter(lower)(part)
-    return [*words, "\n"]
-
-
-@cache
-def _plain() -> re.Pattern[str]:
-    """Match text of characters that both libraries treat alike and that neither compose nor decompose."""
-    characters = [
-        c
-        for c in map(chr, range(33, 0xFFFF))
-        if unicodedata.category(c) in ALIKE
-        and unicodedata.normalize("NFC", c) == c
-        and not "\u1100" <= c <= "\u11ff"  # parts of Korean syllables, which compose
-        and not re.match(f"[{ACCENTS}]", c)
-        and c not in "\u03a3\u0130"  # their lower case depends on the neighbours, or has two characters
-    ]
-    ranges: list[list[int]] = []
-    for number in (32, *map(ord, characters), ord("_")):
-        if ranges and ranges[-1][1] == number - 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    return re.compile("[\n" + "".join(f"{re.escape(chr(a))}-{re.escape(chr(b))}" for a, b in ranges) + "]*")
+    for sentence in sentences:
+        parts = sentence.split(" ")  # no word holds a blank
+        if UNKNOWN in sentence:
+            parts = [sentence]
+        found: list[int] = []
+        for part in parts:
+            if part not in seen:
+                words = cut(part)
+                if words == ["."] and "." not in part:  # a part is no empty sentence
+                    words = []
+                seen[part] = numbered(words)
+            found += seen[part]
+        found = found or numbered(cut(sentence)) or [EMPTY]
+        numbers.extend(found)
+        lengths.append(len(found))
+    return np.array(numbers, np.int32), np.array(lengths, np.int32), list(index)
