@@ -25,14 +25,13 @@ from dipole.text.artifacts import READ_BY, Artifacts, Probes, save_artifacts
 from dipole.text.cache import version_of
 from dipole.text.config import TextSettings
 from dipole.text.data import Data, TableData, load_data
-from dipole.text.document_classification import check_parts, document_accuracy, held_back, labelled_documents
 from dipole.text.embed import SentenceEmbedder
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders.networks import SentenceModel
 from dipole.text.encoders.sentence_folder import FolderSettings, folder_settings
 from dipole.text.model import build_model, clip_each, evaluated, expanded, fixed_table, limit_of, positions_of
 from dipole.text.pair_table import PairTable
-from dipole.text.pairs import PAIR_KINDS, PairKind, RunForPairs, TextBatch, check_blocks
+from dipole.text.pairs import PAIR_KINDS, PairKind, TextBatch, check_blocks
 from dipole.text.sentences import Sentences
 from dipole.text.senteval.encoders import task_names
 from dipole.text.senteval.scoring import numbers_of
@@ -73,8 +72,8 @@ class TextAdapter(Adapter):
             self._restore(Artifacts(self.kept))
             return
         if config.labelled is not None:  # before hours of training: data for the evaluation can be read
-            documents = labelled_documents(config.labelled, config.column)
-            check_parts(((label, tested) for _, label, tested in documents), config.labelled)
+            documents = evaluation.labelled_documents(config.labelled, config.column)
+            evaluation.check_parts(documents, config.labelled)
         _check_tasks(config)
         self._folder = folder_settings(config.transformer)
         tokens = None
@@ -87,10 +86,9 @@ class TextAdapter(Adapter):
         self.data.check(self.batch_size, self.part, self.validation, is_loud=self.rank == 0)
         self.module = build_model(config, len(self.tokens), fixed_table(config, self.tokens))
         self.embedding_dim = self.module.width
-        setting = RunForPairs(
+        self.pairs = PAIR_KINDS[config.pairs](
             config, self.data, self.train_rows, self.batch_size, self.seed, self.device, self.embedding_dim
         )
-        self.pairs = PAIR_KINDS[config.pairs](setting)
         self.steps_per_epoch = self.pairs.steps_per_epoch
         if not self.steps_per_epoch:
             raise DataError(
@@ -321,11 +319,12 @@ class TextAdapter(Adapter):
             block_size = PAIR_KINDS[c.pairs].unit(c) - 1 or 1
             results |= evaluation.document_results(probe, self.train_rows, self.held_rows, objective, block_size)
         if c.labelled is not None:
-            documents = labelled_documents(c.labelled, c.column)
+            documents = evaluation.labelled_documents(c.labelled, c.column)
             if self.part == "validation":
-                documents = held_back(documents, self.validation, self.seed.numpy("probe", "labelled"))
+                draw = self.seed.numpy("probe", "labelled")
+                documents = evaluation.held_back(documents, self.validation, draw)
             encode = self.encoder(objective).encode
-            results |= document_accuracy(encode, documents, c.labelled, self._measures)
+            results |= evaluation.document_accuracy(encode, documents, c.labelled, self._measures)
         if c.senteval is not None:
             results |= self._senteval(objective)
             if self.part == "validation":  # only what SentEval itself chooses by

@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from io import StringIO
+from io import StringIO, TextIOWrapper
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -12,14 +13,17 @@ from dipole.core.utils.errors import DataError
 from dipole.core.utils.rows import (
     ALSO_PACKED,
     CSV,
+    DAMAGED,
     JSON,
     PARQUET,
     ROWS,
     Located,
+    codec_of,
     ends_with,
     is_saved,
     located_rows,
     note_splits,
+    open_bytes,
     require_columns,
     texts_in,
     unpacked_name,
@@ -27,7 +31,6 @@ from dipole.core.utils.rows import (
 )
 from dipole.core.utils.text import counted, warn
 from dipole.text.splitting import READER, paragraphs, punkt, split_sentences
-from dipole.text.text_files import open_text, refuse_binary
 
 Unit = Literal["documents", "sentences"]
 TEXT = (".txt", ".text")
@@ -39,6 +42,25 @@ ROWS_TOGETHER = 10_000
 LONGEST_LINE = 16_000_000  # characters of a line that can still be a sentence
 ROWS_LOOKED_AT = 100  # rows of a CSV file that decide which column holds the text
 PIECE = 1_000_000  # characters of a text file that are read together
+LOOKED_AT = 1 << 16  # bytes at the start of a file
+# Bytes that no text in an 8-bit encoding or in UTF-8 has, but for a stray one: control characters without blanks and
+# escape.
+CONTROL = bytes({*range(32)} - {*b"\t\n\v\f\r\x1a\x1b"})
+STRANGE = re.compile(f"[{re.escape(CONTROL.decode())}]")
+STRAY = 0.005
+MARKS = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+"""Byte-order marks of encodings with several bytes a character."""
+BINARY_STARTS = {
+    b"\x1f\x8b": "a gzip file",
+    b"PK\x03\x04": "a zip archive",
+    b"BZh": "a bzip2 file",
+    b"\xfd7zXZ\x00": "an xz file",
+    b"\x28\xb5\x2f\xfd": "a zstandard file",
+    b"\x89PNG": "an image",
+    b"\xff\xd8\xff": "an image",
+    b"%PDF-": "a PDF document",
+    b"PAR1": "a parquet file",
+}
 
 
 @dataclass(frozen=True)
@@ -158,7 +180,7 @@ def file_pieces(file: Path, unit: Unit, column: str | None, encoding: str) -> It
         return
     rows = located_rows(str(file), "train", encoding, READER)
     if ends_with(file, CSV):
-        with open_text(file, encoding, ALLOWED):  # refuse binary files
+        with _open_text(file, encoding):  # refuse binary files
             pass
         first = list(islice(rows, ROWS_LOOKED_AT))
         if first:
@@ -173,7 +195,7 @@ def _text_pieces(file: Path, unit: Unit, encoding: str) -> Iterator[Piece]:
     starts = True
     waiting: list[str] = []
     size = 0
-    with open_text(file, encoding, ALLOWED) as text:
+    with _open_text(file, encoding) as text:
         parts = paragraphs(text)
         if is_lines:
             parts = _lines(text, file)
@@ -181,12 +203,52 @@ def _text_pieces(file: Path, unit: Unit, encoding: str) -> Iterator[Piece]:
             waiting.append(part)
             size += len(part)
             if size >= PIECE:
-                refuse_binary("".join(waiting), file)
+                _refuse_binary("".join(waiting), file)
                 yield Piece(name, starts, "\n\n".join(waiting), is_lines)
                 starts, waiting, size = False, [], 0
         if starts or size:
-            refuse_binary("".join(waiting), file)
+            _refuse_binary("".join(waiting), file)
             yield Piece(name, starts, "\n\n".join(waiting), is_lines)
+
+
+@contextmanager
+def _open_text(file: Path, encoding: str) -> Iterator[TextIO]:
+    """Open a file of text without its byte-order mark, unpacked. Raise DataError for binary data."""
+    codec = codec_of(encoding, file)
+    try:
+        if not codec.startswith(("utf-16", "utf-32")):
+            with open_bytes(file) as raw:
+                _check_start(raw.read(LOOKED_AT), file, encoding)
+        with open_bytes(file) as raw, TextIOWrapper(raw, codec) as text:
+            try:
+                yield text
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"{file} is not {encoding}: byte {raw.tell() - len(error.object) + error.start} is "
+                    f"{error.object[error.start]:#04x}. Set text.encoding, for example 'latin-1' or 'cp1252'."
+                ) from None
+    except DAMAGED as error:
+        raise DataError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _refuse_binary(text: str, file: Path) -> None:
+    """Raise DataError if a later part of a text file is binary data."""
+    if len(STRANGE.findall(text)) > STRAY * len(text):
+        raise DataError(f"{file} holds no text: after its beginning, it is binary data. Is the file damaged?")
+
+
+def _check_start(start: bytes, file: Path, encoding: str) -> None:
+    wide = next((name for mark, name in MARKS.items() if start.startswith(mark)), None)
+    if wide is not None:
+        raise DataError(f"{file} is not {encoding}: it begins as {wide} does. Set text.encoding = '{wide}'.")
+    kind = next((kind for mark, kind in BINARY_STARTS.items() if start.startswith(mark)), None)
+    strange = len(start) - len(start.translate(None, CONTROL))
+    if kind is None and (b"\0" in start or strange > STRAY * len(start)):
+        kind = "binary data"
+    if kind is not None:
+        raise DataError(
+            f"{file} holds no text: it is {kind}, whatever its name says. A corpus is read from {ALLOWED}, or hub:NAME."
+        )
 
 
 def _lines(text: TextIO, file: Path) -> Iterator[str]:

@@ -20,8 +20,8 @@ from dipole.core.utils.errors import ConfigError, DataError
 from dipole.text.adapter import _is_development
 from dipole.text.config import TextSettings
 from dipole.text.corpus import Document
-from dipole.text.document_classification import held_back, labelled_documents
 from dipole.text.encoders.networks import takes_whole_mask
+from dipole.text.evaluation import held_back, labelled_documents
 from dipole.text.model import expanded
 from tests.device_reads import META, no_cuda_waits, no_reads
 from tests.elsewhere import ELSEWHERE, elsewhere

@@ -42,9 +42,12 @@ class TextBatch:
     partners: Partners | None = None
 
 
-@dataclass(frozen=True)
-class RunForPairs:
-    """The run, as a kind of pairs needs it."""
+@dataclass
+class PairKind(ABC):
+    """One value of `text.pairs` in a run. A new kind is a subclass in this folder and an entry in `PAIR_KINDS`."""
+
+    name: ClassVar[str]
+    has_held_out: ClassVar[bool] = True  # held-out sentences have neighbours, or the rows of a table, as positives
 
     config: TextSettings
     data: Data
@@ -52,7 +55,12 @@ class RunForPairs:
     batch_size: int
     seed: Seeds
     device: torch.device
-    width: int
+    width: int  # of the embeddings
+
+    def __post_init__(self) -> None:
+        self.available = len(self.train_rows)  # rows, or blocks times their size, that an epoch can use
+        self.steps_per_epoch = self.available // self.batch_size
+        self.notes: Sequence[str] = ()  # warnings for the user
 
     def order(self, epoch: int, tried: int, count: int) -> np.ndarray:
         """Return an order of single rows."""
@@ -78,19 +86,6 @@ class RunForPairs:
         draw = torch.rand(vectors, count, self.width, generator=generator)
         return to_device((draw[:, mine] >= rate).float() / (1 - rate), self.device)
 
-
-class PairKind(ABC):
-    """One value of `text.pairs`. A new kind is a file in this folder and an entry in `PAIR_KINDS`."""
-
-    name: ClassVar[str]
-    has_held_out: ClassVar[bool] = True  # held-out sentences have neighbours, or the rows of a table, as positives
-    notes: Sequence[str] = ()  # warnings for the user
-
-    def __init__(self, setting: RunForPairs) -> None:
-        self.setting = setting
-        self.available = len(setting.train_rows)  # rows, or blocks times their size, that an epoch can use
-        self.steps_per_epoch = self.available // setting.batch_size
-
     @staticmethod
     def unit(config: TextSettings) -> int:
         """Return how many consecutive rows of a batch stay on one rank."""
@@ -107,17 +102,17 @@ class PairKind(ABC):
 
     def batch(self, rows: np.ndarray, mine: slice, epoch: int, place: int) -> TextBatch:
         """Return this rank's share `mine` of a global batch."""
-        own, setting = rows[mine], self.setting
+        own = rows[mine]
         return TextBatch(
-            setting.send_batch(self.ids(own)),
-            setting.send(setting.data.owners(own)),
-            setting.send(own.astype(np.int64)),
-            setting.seed.stream("data", "negatives", epoch, place),
+            self.send_batch(self.ids(own)),
+            self.send(self.data.owners(own)),
+            self.send(own.astype(np.int64)),
+            self.seed.stream("data", "negatives", epoch, place),
         )
 
     def ids(self, rows: np.ndarray) -> list[np.ndarray]:
         """Return the sentences of rows that `batch` encodes, as ids."""
-        return self.setting.data.sentences.ids(rows)
+        return self.data.sentences.ids(rows)
 
     @abstractmethod
     def embed(self, model: SentenceModel, batch: TextBatch) -> EncodedBatch:

@@ -18,7 +18,7 @@ from dipole.text.config import TextSettings
 from dipole.text.data import TableData
 from dipole.text.encoders.networks import SentenceModel
 from dipole.text.pair_table import PairTable
-from dipole.text.pairs.base import PairKind, Partners, RunForPairs, TextBatch, under_masks
+from dipole.text.pairs.base import PairKind, Partners, TextBatch, under_masks
 
 
 class ColumnPairs(PairKind):
@@ -26,18 +26,13 @@ class ColumnPairs(PairKind):
 
     name = "columns"
 
-    def __init__(self, setting: RunForPairs) -> None:
-        super().__init__(setting)
-        assert isinstance(setting.data, TableData)
-        self.table = setting.data.table
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        assert isinstance(self.data, TableData)
+        self.table = self.data.table
         if self.steps_per_epoch:
-            self.batches = PairBatches(
-                self.table,
-                setting.train_rows,
-                setting.batch_size,
-                setting.order,
-                no_duplicates=setting.config.no_duplicates,
-            )
+            apart = self.config.no_duplicates
+            self.batches = PairBatches(self.table, self.train_rows, self.batch_size, self.order, no_duplicates=apart)
             self.steps_per_epoch = self.batches.count
             self.notes = self.batches.notes()
 
@@ -46,7 +41,7 @@ class ColumnPairs(PairKind):
 
     def batch(self, rows: np.ndarray, mine: slice, epoch: int, place: int) -> TextBatch:
         partners = self._partners(rows, mine)
-        masks = self.setting.row_masks(2 + partners.most, len(rows), mine, epoch, place)
+        masks = self.row_masks(2 + partners.most, len(rows), mine, epoch, place)
         return replace(super().batch(rows, mine, epoch, place), masks=masks, partners=partners)
 
     def ids(self, rows: np.ndarray) -> list[np.ndarray]:
@@ -58,15 +53,14 @@ class ColumnPairs(PairKind):
         own = rows[mine]
         hard = self.table.negatives[own, :most]
         ids = np.concatenate([self.table.positive[own], hard[hard >= 0]])
-        setting = self.setting
         absent = None
         if not present[:, :most].all():
-            absent = setting.send(np.flatnonzero(~present[:, :most].T.ravel()) + len(rows))
+            absent = self.send(np.flatnonzero(~present[:, :most].T.ravel()) + len(rows))
         weights = None
         if self.table.weights is not None:
-            weights = setting.send(self.table.weights[own])
-        sentences = setting.send_batch(setting.data.sentences.ids(ids))
-        return Partners(sentences, setting.send(np.flatnonzero(hard >= 0)), most, absent, weights)
+            weights = self.send(self.table.weights[own])
+        sentences = self.send_batch(self.data.sentences.ids(ids))
+        return Partners(sentences, self.send(np.flatnonzero(hard >= 0)), most, absent, weights)
 
     def embed(self, model: SentenceModel, batch: TextBatch) -> EncodedBatch:
         partners = batch.partners
