@@ -4,10 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from dipole.core.objectives.objective import Composite, Objective
+from dipole.core.utils.errors import ConfigError
 from dipole.rl import description
 from dipole.rl.drq import ContrastiveDrQ
 from dipole.rl.pixel_agent import PixelAgent
 from dipole.rl.sac import ContrastiveSAC
+from dipole.rl.sb3_names import without_sb3_names
+from dipole.rl.settings import require_changeable
 
 ALGORITHMS: dict[str, type[PixelAgent]] = {"sac": ContrastiveSAC, "drq": ContrastiveDrQ}
 
@@ -28,8 +31,28 @@ def open_agent(
     """
     told = description.read(Path(path))
     with description.readable(f"the agent {path} cannot be read"), description.explained(path, objective):
+        missing = [name for name in told["code"] if name not in given]
+        if missing:
+            raise ConfigError(
+                f"the agent was made with code that is not kept in a file ({', '.join(missing)}): give it again, as in "
+                f"resume(..., {missing[0]}=...)."
+            )
+        if told["own_terms"] and objective is None:
+            raise ConfigError(description.unregistered_message(told["own_terms"]))
+        given = without_sb3_names(given)
+        require_changeable(given)
+        settings = {name: told[name] for name in ("augmentation", "storage", "seed", "stats_window_size")}
+        settings |= told["settings"] | given | {"device": device}
+        if objective is not None:
+            settings["objective"] = objective
         cls = cls or ALGORITHMS[told["settings"]["algorithm"]]
-        agent = description.build(cls, told, env, device, objective, **given)
+        agent = cls("CnnPolicy", env, _init_setup_model=env is not None, **settings)
+        if env is None:
+            description.make_networks(agent, told)
+            agent._vec_normalize_env = description.normalizer(told)
+        else:
+            description.require_observed(agent, told)
+        agent.task = told.get("task")
         description.load_weights(agent, path)
         for name in description.COUNTERS:
             setattr(agent, name, told["counters"][name])

@@ -17,11 +17,8 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.vec_env import VecNormalize
 
-from dipole.core.objectives.objective import Composite, Objective
 from dipole.core.utils.errors import CheckpointError, ConfigError, DipoleError, ReceivedError, SpecError
-from dipole.rl import settings as presets
 from dipole.rl.replay import FrameReplayBuffer
-from dipole.rl.sb3_names import without_sb3_names
 from dipole.rl.seen import parts
 
 FILE = "dipole.json"  # inside the zip
@@ -31,7 +28,7 @@ COUNTERS = ("num_timesteps", "_episode_num", "_n_updates", "environment_steps", 
 
 
 def describe(agent: Any) -> dict[str, Any]:
-    """Return what `build` makes the agent from."""
+    """Return what `open_agent` makes the agent from."""
     settings = dict(agent.settings)
     augmentation = agent.augmentation
     given = {name: getattr(agent, name) for name in ("learning_rate", "augmentation", "action_noise")}
@@ -86,41 +83,6 @@ def read(path: Any) -> dict[str, Any]:
         raise CheckpointError(f"the agent {path} cannot be read: {error}") from error
 
 
-def build(
-    cls: Any,
-    told: dict[str, Any],
-    env: Any = None,
-    device: str = "auto",
-    objective: Objective | Composite | None = None,
-    **given: Any,
-) -> Any:
-    """Build the agent of a description, without its weights. See `open_agent`."""
-    missing = [name for name in told["code"] if name not in given]
-    if missing:
-        raise ConfigError(
-            f"the agent was made with code that is not kept in a file ({', '.join(missing)}): give it again, as in "
-            f"resume(..., {missing[0]}=...)."
-        )
-    if told["own_terms"] and objective is None:
-        raise ConfigError(unregistered_message(told["own_terms"]))
-    given = without_sb3_names(given)
-    presets.require_changeable(given)
-    settings = {name: value for name, value in told["settings"].items() if name not in given}
-    if objective is not None:
-        settings["objective"] = objective
-    keywords = {"augmentation": told["augmentation"], "storage": told["storage"], "seed": told["seed"]}
-    keywords |= {"stats_window_size": told["stats_window_size"], "device": device, **settings, **given}
-    agent = cls("CnnPolicy", env, _init_setup_model=env is not None, **keywords)
-    if env is None:
-        make_networks(agent, told)
-        agent._vec_normalize_env = normalizer(told)
-    elif _described(agent.observation_space) != told["observation_space"]:
-        seen, shown = _space(told["observation_space"]), agent.observation_space
-        raise ConfigError(f"the agent has learned from {seen}, and this environment shows {shown}.")
-    agent.task = told.get("task")
-    return agent
-
-
 def told_spaces(agent: Any) -> dict[str, Any]:
     """Describe the spaces of an agent, as `make_networks` reads them."""
     return {
@@ -134,7 +96,16 @@ def make_networks(agent: Any, told: Mapping[str, Any]) -> None:
     """Make the networks of an agent that was made without an environment, for what `told_spaces` says."""
     agent.observation_space, agent.action_space = map(_space, (told["observation_space"], told["action_space"]))
     agent.n_envs = int(told["n_envs"])
-    agent.set_up_for_playing()
+    size, agent.buffer_size = agent.buffer_size, agent.n_envs  # the smallest replay, which no setting allows
+    agent._setup_model()
+    vars(agent)["buffer_size"] = size
+
+
+def require_observed(agent: Any, told: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an agent whose environment shows other observations than those of the description."""
+    if _described(agent.observation_space) != told["observation_space"]:
+        seen, shown = _space(told["observation_space"]), agent.observation_space
+        raise ConfigError(f"the agent has learned from {seen}, and this environment shows {shown}.")
 
 
 def _statistics(env: VecNormalize | None) -> dict[str, Any] | None:

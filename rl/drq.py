@@ -133,11 +133,6 @@ class ContrastiveDrQ(PixelAgent, TD3):
         soft_update(*heads, self.tau)
         soft_update([online.convs], [copy.convs], self.encoder_tau)
 
-    @classmethod
-    def sb3_keywords(cls, chosen: presets.AgentSettings) -> dict[str, Any]:
-        own = {"policy_delay": chosen.actor_every, "target_noise_clip": chosen.noise_clip}
-        return super().sb3_keywords(chosen) | own
-
     def _sample(self, batch_size: int, times: tuple[int, int] | None = None) -> FrameBatch:
         return super()._sample(batch_size, times or (self.value_views, self.target_views))
 

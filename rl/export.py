@@ -5,6 +5,7 @@ without dipole. The classes of its networks are in it, and in networks.py for ve
 """
 
 import copy
+import inspect
 import json
 import platform
 import re
@@ -27,10 +28,10 @@ from dipole.core.utils.seeding import isolated
 from dipole.rl import networks, seen
 from dipole.rl.domain import AGENT
 from dipole.rl.envs.running.validate import stack
-from dipole.rl.episodes.pictures import write_video
-from dipole.rl.episodes.play import evaluate
+from dipole.rl.episodes.play import evaluate, write_video
 from dipole.rl.inputs import named
 from dipole.rl.pixel_agent import PixelAgent
+from dipole.rl.settings import attributes
 
 PLAIN_REPLAY = 10_000  # transitions, which SB3's replay stores twice. `buffer_size=` of `SAC.load` changes it
 
@@ -209,10 +210,13 @@ def save_plain(agent: PixelAgent, folder: Path) -> Form:
 def sb3_agent(agent: PixelAgent) -> OffPolicyAlgorithm:
     """Return the agent as SB3's own algorithm, with the same networks and temperature."""
     form = FORMS[agent.algorithm]
-    keywords = agent.sb3_keywords(agent.settings) | {"buffer_size": agent.n_envs, "seed": agent.seed, "device": "cpu"}
-    keywords.pop("target_noise_clip", None)  # SB3's TD3 has another noise
     base: Any = form.base
-    made = base(form.policy, None, policy_kwargs=agent.policy_keywords(), _init_setup_model=False, **keywords)
+    stored = set(attributes(agent.algorithm).values()) - {"n_steps", "target_noise_clip"}  # SB3's TD3 has another noise
+    keywords = {name: getattr(agent, name) for name in inspect.signature(base).parameters if name in stored}
+    keywords |= {"buffer_size": agent.n_envs, "seed": agent.seed, "device": "cpu"}
+    made = base(
+        FORMS[agent.algorithm].policy, None, policy_kwargs=agent.policy_keywords(), _init_setup_model=False, **keywords
+    )
     made.observation_space, made.action_space = agent.observation_space, agent.action_space
     made.n_envs = agent.n_envs
     made._setup_model()

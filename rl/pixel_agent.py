@@ -10,7 +10,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from stable_baselines3.common.utils import update_learning_rate
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
 
@@ -55,8 +54,8 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
     """An off-policy algorithm of SB3 on images and vectors, with any objective on its encoder.
 
     Every setting is an attribute (`settings.attributes`), which SB3's own code and ours both read. A subclass names its
-    base of SB3 after this class, and defines `algorithm`, `policy_aliases`, `sb3_keywords`, `policy_keywords` and
-    `_update_networks`. `ContrastiveSAC` has the errors.
+    base of SB3 after this class, and defines `algorithm`, `policy_aliases` and `_update_networks`. `ContrastiveSAC` has
+    the errors.
 
     Args:
         policy: as in `ContrastiveSAC`, and so for the others.
@@ -103,8 +102,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             {**without_sb3_names(settings), "algorithm": self.algorithm},
             (*self.passed_on, "augmentation", "storage"),
         )
-        for name, attribute in presets.attributes(self.algorithm).items():
-            setattr(self, attribute, getattr(chosen, name))
+        self.inputs = chosen.inputs
         self.augmentation = augmentation or presets.augmentation(preset)
         self.storage = storage
         self.faults: list[dict[str, Any]] = []
@@ -113,9 +111,9 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             require_policy(policy, type(self).__name__, seen_by(type(self).__name__, env.observation_space))
         if isinstance(policy, str):
             policy = self.policy_aliases["CnnPolicy"]
-        keywords = self.sb3_keywords(chosen) | sb3
-        super().__init__(policy, env, **keywords, _init_setup_model=False)  # type: ignore[arg-type, call-arg]
-        self.n_steps = chosen.n_steps
+        super().__init__(policy, env, **sb3, _init_setup_model=False)  # type: ignore[arg-type, call-arg]
+        for name, attribute in presets.attributes(self.algorithm).items():
+            setattr(self, attribute, getattr(chosen, name))
         if _init_setup_model:
             self._setup_model()
 
@@ -166,7 +164,6 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         if self.compile:
             self._compile_networks()
         self._setup_contrast()
-        self._fit_optimizers()
 
     def _compile_networks(self) -> None:
         """Compile both halves of each encoder. Weights and their names stay."""
@@ -193,28 +190,14 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         if own:
             self.contrast_optimizer = torch.optim.Adam(own, rate, fused=True)
 
-    def _fit_optimizers(self) -> None:
-        """Set Adam's decay to the agent's, because a loaded state brings its own."""
-        policy = self.policy
-        optimizers = (policy.actor.optimizer, policy.critic.optimizer, self.encoder_optimizer, self.contrast_optimizer)
-        for optimizer in optimizers:
-            set_beta(optimizer, self.beta)
-
     def set_parameters(self, *arguments: Any, **settings: Any) -> None:
         with description.readable("these parameters do not fit the agent"):
             super().set_parameters(*arguments, **settings)
-        self._fit_optimizers()
 
     def set_random_seed(self, seed: int | None = None) -> None:
         super().set_random_seed(check_seed(seed))
         if seed is not None and self.replay_buffer is not None:  # otherwise NumPy's global generator seeds it
             self.replay_buffer.rng = np.random.default_rng(seed)
-
-    def set_up_for_playing(self) -> None:
-        """Make the networks of an agent without an environment, with the smallest replay."""
-        size, self.buffer_size = self.buffer_size, self.n_envs
-        self._setup_model()
-        self.buffer_size = size
 
     def parts(self) -> dict[str, nn.Module]:
         """Return the modules that a run saves."""
@@ -234,8 +217,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             objective: built for embeddings of the agent's width, or None for "none".
             changes: settings that no network depends on (learning_rate, precision, ...).
         """
-        changes["objective"] = "none" if objective is None else str(objective)
-        presets.from_preset(self.preset, {**dict(self.settings), **changes})
+        vars(self)["objective"] = "none" if objective is None else str(objective)
         stored = presets.attributes(self.algorithm)
         for name, value in changes.items():
             setattr(self, stored[name], value)
@@ -243,7 +225,6 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         self.policy.contrast = objective
         self._setup_lr_schedule()
         self._setup_contrast()
-        self._fit_optimizers()
 
     def predict(self, observation: Any, *rest: Any, **settings: Any) -> tuple[np.ndarray, Any]:
         self._mark_step()
@@ -263,7 +244,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
         self.policy.set_training_mode(True)
-        self._set_learning_rates()
+        self._set_optimizers()
         found: dict[str, list[Tensor]] = {}
         later, rollouts, length = None, rollouts_left(self), rollout_length(self)  # updates of later rollouts
         if rollouts is not None and length is not None:
@@ -289,15 +270,15 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             return float(self.lr_schedule(progress))
         return float(self.encoder_learning_rate)
 
-    def _set_learning_rates(self) -> None:
+    def _set_optimizers(self) -> None:
+        """Set the optimizers to the agent's settings, because a loaded state brings its own."""
         rate = float(self.lr_schedule(self._current_progress_remaining))
         encoder_rate = self._encoder_rate(self._current_progress_remaining)
         self.logger.record("train/learning_rate", rate)
-        update_learning_rate(self.policy.actor.optimizer, rate)
-        update_learning_rate(self.policy.critic.optimizer, rate)
+        for optimizer in (self.policy.actor.optimizer, self.policy.critic.optimizer):
+            set_adam(optimizer, rate, self.beta)
         for optimizer in (self.encoder_optimizer, self.contrast_optimizer):
-            if optimizer is not None:
-                update_learning_rate(optimizer, encoder_rate)
+            set_adam(optimizer, encoder_rate, self.beta)
 
     def update(self, batch: FrameBatch) -> Logs:
         """Return what one update logs, name -> a tensor () on the device.
@@ -437,7 +418,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         self.contrast.after_step(self._encoder_rate(self._current_progress_remaining), done, total)
 
 
-def set_beta(optimizer: torch.optim.Optimizer | None, beta: float) -> None:
-    """Set Adam's first decay, where there is an optimizer."""
+def set_adam(optimizer: torch.optim.Optimizer | None, rate: float, beta: float) -> None:
+    """Set the learning rate and the first decay of Adam, where there is an optimizer."""
     for group in optimizer.param_groups if optimizer is not None else ():
-        group["betas"] = (beta, 0.999)
+        group["lr"], group["betas"] = rate, (beta, 0.999)

@@ -6,13 +6,12 @@ from typing import Any, ClassVar
 import torch
 from stable_baselines3 import SAC
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.utils import update_learning_rate
 from torch import Tensor, nn
 
 from dipole.core.utils.seeding import rng_state
 from dipole.rl import settings as presets
 from dipole.rl.networks import Maps, PixelPolicy, detached, q_values, soft_update
-from dipole.rl.pixel_agent import Logs, PixelAgent, set_beta
+from dipole.rl.pixel_agent import Logs, PixelAgent, set_adam
 from dipole.rl.sampling import FrameBatch
 from dipole.rl.seen import joined
 
@@ -137,8 +136,7 @@ class ContrastiveSAC(PixelAgent, SAC):
         self._minimise({"actor": loss}, [actor.optimizer])
         logs["actor_loss"] = loss.detach()
         if self.log_ent_coef is not None:
-            assert isinstance(self.target_entropy, float)
-            loss = (self.log_ent_coef.exp() * (-log_density - self.target_entropy).detach()).mean()
+            loss = (self.log_ent_coef.exp() * (-log_density - self._wanted_entropy()).detach()).mean()
             self._minimise({"temperature": loss}, [self.ent_coef_optimizer])
             logs["ent_coef_loss"] = loss.detach()
         logs["ent_coef"], logs["entropy"] = alpha.squeeze(), -log_density.detach().mean()
@@ -172,27 +170,14 @@ class ContrastiveSAC(PixelAgent, SAC):
         density = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
         return action, (density - torch.log(torch.relu(1 - action.square()) + 1e-6)).sum(-1, keepdim=True)
 
+    def _wanted_entropy(self) -> float:
+        if self.target_entropy == "auto":
+            return -float(math.prod(self.action_space.shape or ()))
+        return float(self.target_entropy)
+
     def temperature(self) -> Tensor:
         """Return alpha, the weight of the entropy: (1,), or () if it is fixed."""
         return self.ent_coef_tensor if self.log_ent_coef is None else self.log_ent_coef.exp()
-
-    @classmethod
-    def sb3_keywords(cls, chosen: presets.AgentSettings) -> dict[str, Any]:
-        same = ("target_entropy", "use_sde", "sde_sample_freq", "use_sde_at_warmup")
-        own: dict[str, Any] = {name: getattr(chosen, name) for name in same}
-        own |= {"ent_coef": chosen.ent_coef, "target_update_interval": chosen.target_every}
-        if chosen.ent_coef == "auto":
-            own["ent_coef"] = f"auto_{chosen.initial_temperature!r}"
-        return super().sb3_keywords(chosen) | own
-
-    def _setting(self, name: str, attribute: str) -> Any:
-        if name == "ent_coef" and isinstance(self.ent_coef, str):
-            return "auto"
-        if name == "initial_temperature":
-            if isinstance(self.ent_coef, str):
-                return float(self.ent_coef.removeprefix("auto_"))
-            return presets.PRESETS[self.preset].initial_temperature
-        return super()._setting(name, attribute)
 
     def policy_keywords(self) -> dict[str, Any]:
         found = super().policy_keywords() | {"log_std_bounds": self.log_std_bounds, "use_sde": self.use_sde}
@@ -201,24 +186,20 @@ class ContrastiveSAC(PixelAgent, SAC):
         return found
 
     def _setup_model(self) -> None:
+        if self.ent_coef == "auto":
+            self.ent_coef = f"auto_{self.initial_temperature!r}"
+        self.target_entropy = self._wanted_entropy()  # SB3 would ask the environment, which not every agent has
         super()._setup_model()
         if self.log_ent_coef is not None:
-            rate = self.temperature_learning_rate
-            self.ent_coef_optimizer = torch.optim.Adam([self.log_ent_coef], rate, fused=True)
-            set_beta(self.ent_coef_optimizer, self.temperature_beta)
+            self.ent_coef_optimizer = torch.optim.Adam([self.log_ent_coef], fused=True)
 
     def _compile_networks(self) -> None:
         super()._compile_networks()
         self.policy.actor.distribution = self._compiled(self.policy.actor.distribution)  # type: ignore[method-assign]
 
-    def _fit_optimizers(self) -> None:
-        super()._fit_optimizers()
-        set_beta(self.ent_coef_optimizer, self.temperature_beta)
-
-    def _set_learning_rates(self) -> None:
-        super()._set_learning_rates()
-        if self.ent_coef_optimizer is not None:
-            update_learning_rate(self.ent_coef_optimizer, self.temperature_learning_rate)
+    def _set_optimizers(self) -> None:
+        super()._set_optimizers()
+        set_adam(self.ent_coef_optimizer, self.temperature_learning_rate, self.temperature_beta)
 
     def _setup_contrast_optimizers(self, own: list[nn.Parameter], rate: float) -> None:
         encoder = list(self.policy.encoder.parameters())
@@ -237,11 +218,6 @@ class ContrastiveSAC(PixelAgent, SAC):
     def _sample_action(self, *arguments: Any, **settings: Any) -> Any:
         self.before_noise = None
         return super()._sample_action(*arguments, **settings)
-
-    def set_up_for_playing(self) -> None:
-        if self.target_entropy == "auto":
-            self.target_entropy = -float(math.prod(self.action_space.shape or ()))
-        super().set_up_for_playing()
 
     def parts(self) -> dict[str, nn.Module]:
         temperature = self.log_ent_coef

@@ -44,33 +44,27 @@ class SavedAgent(OffPolicyAlgorithm):
         def __getattr__(self, setting: str) -> Any:
             """Each setting is an attribute (`settings.attributes`)."""
 
-    @classmethod
-    def sb3_keywords(cls, chosen: presets.AgentSettings) -> dict[str, Any]:
-        """Return those of the `chosen` settings that SB3's algorithm is made with and stores.
-
-        Args:
-            chosen: all settings.
-        """
-        shared = (
-            "learning_rate", "buffer_size", "learning_starts", "batch_size", "tau", "gamma", "train_freq",
-            "gradient_steps",
-        )  # fmt: skip
-        return {name: getattr(chosen, name) for name in shared}
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse to assign a setting out of range, or one that the networks were made with."""
+        setting = presets.by_attribute(self.algorithm).get(name)
+        has_networks = "policy" in vars(self)
+        if setting is not None and has_networks and not isinstance(value, TrainFreq) and value != vars(self)[name]:
+            presets.require_assignable(setting, vars(self)[name])
+            presets.from_preset(self.preset, {**dict(self.settings), setting: value})
+        super().__setattr__(name, value)
+        if name == "train_freq" and has_networks:
+            self._convert_train_freq()
 
     @property
     def settings(self) -> presets.AgentSettings:
         """All settings, read from the attributes that store them."""
-        stored = presets.attributes(self.algorithm)
-        return presets.AgentSettings.model_validate(
-            {"algorithm": self.algorithm, **{name: self._setting(name, each) for name, each in stored.items()}}
-        )
-
-    def _setting(self, name: str, attribute: str) -> Any:
-        value = getattr(self, attribute)
-        if isinstance(value, TrainFreq):
-            frequency, unit = int(value.frequency), value.unit.value
-            return frequency if unit == "step" else (frequency, unit)
-        return value
+        found = {name: getattr(self, each) for name, each in presets.attributes(self.algorithm).items()}
+        if isinstance(self.train_freq, TrainFreq):
+            frequency, unit = int(self.train_freq.frequency), self.train_freq.unit.value
+            found["train_freq"] = frequency if unit == "step" else (frequency, unit)
+        if isinstance(found.get("ent_coef"), str):
+            found["ent_coef"] = "auto"  # SB3 has "auto_0.1"
+        return presets.AgentSettings.model_validate({"algorithm": self.algorithm, **found})
 
     def policy_keywords(self) -> dict[str, Any]:
         """Return keywords of the policy."""
@@ -130,15 +124,17 @@ class SavedAgent(OffPolicyAlgorithm):
         Raises:
             ConfigError: a setting is unknown, out of range or fixed, or the objective is not that of the file.
         """
-        other = ("augmentation", "storage", *cls.passed_on)
-        rest = without_sb3_names({name: value for name, value in changes.items() if name not in other})
-        if objective == "none":
-            rest["objective"] = objective  # which is no change that an agent can have
         if not isinstance(custom_objects, dict | None):
             raise ConfigError(
                 f"custom_objects must be a dictionary of SB3's attributes, or None, got {custom_objects!r}."
             )
-        presets.require_changeable([*rest, *(custom_objects or ())])
+        own = {*presets.NAMES, *presets.by_attribute(cls.algorithm)}
+        changes = {name: value for name, value in (custom_objects or {}).items() if name in own} | changes
+        other = ("augmentation", "storage", *cls.passed_on)
+        rest = without_sb3_names({name: value for name, value in changes.items() if name not in other})
+        if objective == "none":
+            rest["objective"] = objective  # which is no change that an agent can have
+        presets.require_changeable(rest)
         passed = check_passed_on({"device": device, **{name: changes[name] for name in other if name in changes}})
         device = passed.pop("device")
         if "stats_window_size" in passed:

@@ -5,6 +5,7 @@ in an attribute: in SB3's own if SB3 has one (`ATTRIBUTES`), otherwise in one wi
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
@@ -269,10 +270,36 @@ FIXED = (
 )  # fmt: skip
 
 
+# Settings that networks and replay are made with, and that can change when an agent is loaded.
+_AT_SETUP = (
+    "crop_inclusive", "positives", "activation", "tanh", "log_std_bounds", "use_expln", "clip_mean", "channels_last",
+    "compile", "chunk", "augmentation", "storage",
+)  # fmt: skip
+
+
+@cache
 def attributes(algorithm: str) -> dict[str, str]:
     """Return the settings that an algorithm has, and the agent's attribute that stores each."""
     used = [name for name in NAMES if name != "algorithm" and algorithm in USERS.get(name, (algorithm,))]
     return {name: ATTRIBUTES[algorithm].get(name, name) for name in used}
+
+
+@cache
+def by_attribute(algorithm: str) -> dict[str, str]:
+    """Return the agent's attributes that store settings or what is drawn from replay, and the keyword of each."""
+    found = {attribute: name for name, attribute in attributes(algorithm).items()}
+    return found | {name: name for name in ("augmentation", "storage")}
+
+
+def require_assignable(name: str, value: Any) -> None:
+    """Raise ConfigError for a setting that an agent with networks, made with this value, cannot be assigned."""
+    if name in FIXED:
+        raise ConfigError(f"{name} cannot change, the agent was made with {value!r}. Make a new one with this setting.")
+    if name in _AT_SETUP:
+        raise ConfigError(
+            f"{name} cannot be assigned, the agent was made with {value!r}. Save it and load it with this setting, "
+            f"load(path, {name}=...)."
+        )
 
 
 def require_changeable(names: Iterable[str]) -> None:

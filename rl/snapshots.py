@@ -14,28 +14,36 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from dipole.core.objectives.objective import Composite, Objective
 from dipole.core.utils.errors import CheckpointError, ConfigError
 from dipole.core.utils.files import disk_refusing, file_hash, remove_scratch, replacing
+from dipole.core.utils.plain_values import decode, encode
 from dipole.core.utils.received import read_json
 from dipole.core.utils.seeding import rng_state, set_rng_state
-from dipole.rl import description, plain_state
+from dipole.rl import description
 from dipole.rl.algorithms import open_agent
 from dipole.rl.arguments import check_integers
 from dipole.rl.callbacks.contrastive import learned_states
-from dipole.rl.envs.running.state import require_saved, wrapper_names, wrappers_set_state, wrappers_state
+from dipole.rl.envs.running.state import (
+    noise_state,
+    require_saved,
+    set_noise_state,
+    wrapper_names,
+    wrappers_set_state,
+    wrappers_state,
+)
 from dipole.rl.envs.running.validate import rows_of, validate
 from dipole.rl.envs.running.workers import WorkerVecEnv
 from dipole.rl.pixel_agent import PixelAgent
-from dipole.rl.plain_state import noise_state, set_noise_state
 from dipole.rl.replay import FrameReplayBuffer
 
 KEEP = 2
 _FORMAT = 5
-_PARTS = ("agent.zip", *plain_state.files("replay"), *plain_state.files("state"))
+_PARTS = ("agent.zip", "replay.json", "replay.npz", "state.json", "state.npz")
 _NAME = re.compile(r"agent-\d{9,}")
 _REPLAY = re.compile(r"replay-\d+-\d+\.npz")
 _COUNTERS = (
@@ -66,8 +74,8 @@ def save(agent: PixelAgent, folder: str | Path) -> Path:
     with disk_refusing(f"cannot save the checkpoint {folder}", CheckpointError), replacing(folder) as temporary:
         temporary.mkdir()
         agent.save(temporary / "agent.zip")
-        plain_state.write(temporary, "replay", agent.replay_buffer.counters())
-        plain_state.write(temporary, "state", _state(agent))
+        write_plain(temporary, "replay", agent.replay_buffer.counters())
+        write_plain(temporary, "state", _state(agent))
         sizes = {name: (temporary / name).stat().st_size for name in _PARTS}
         written = write_replay(temporary, agent.replay_buffer)
         told = {"format": _FORMAT, "bytes": sizes, "replay": written}
@@ -127,9 +135,9 @@ def restore(agent: PixelAgent, folder: str | Path) -> None:
 
 def _restore_state(agent: PixelAgent, folder: Path, manifest: dict[str, Any]) -> None:
     with description.readable(f"the checkpoint {folder} cannot be read"):
-        agent.replay_buffer.load_counters(plain_state.read(folder, "replay"))
+        agent.replay_buffer.load_counters(read_plain(folder, "replay"))
         read_replay(folder, agent.replay_buffer, manifest["replay"])
-        _take(agent, plain_state.read(folder, "state"))
+        _take(agent, read_plain(folder, "state"))
 
 
 def _take(agent: PixelAgent, state: dict[str, Any]) -> None:
@@ -222,6 +230,27 @@ def read_replay(folder: Path, buffer: FrameReplayBuffer, told: list[Segment]) ->
         with np.load(folder / each["file"], allow_pickle=False) as arrays:
             buffer._load_part(arrays, each["steps"], each["planes"])
     buffer.files = folder, told
+
+
+def write_plain(folder: Path, name: str, value: Any) -> None:
+    """Write nested Python values as NAME.json, their arrays as NAME.npz. Raise CheckpointError for others."""
+    arrays: list[np.ndarray] = []
+
+    def keep(array: Any) -> int:
+        if isinstance(array, torch.Tensor):
+            array = array.cpu().numpy()
+        arrays.append(array)
+        return len(arrays) - 1
+
+    (folder / f"{name}.json").write_text(json.dumps(encode(value, keep, name)), encoding="utf-8")
+    np.savez(folder / f"{name}.npz", **{str(index): array for index, array in enumerate(arrays)})  # type: ignore[arg-type]
+
+
+def read_plain(folder: Path, name: str) -> Any:
+    """Read what `write_plain` wrote. A damaged file raises Python's own errors."""
+    told = read_json(folder / f"{name}.json")
+    with np.load(folder / f"{name}.npz", allow_pickle=False) as arrays:
+        return decode(told, arrays)
 
 
 def named(folder: Path, name: Any) -> Path:

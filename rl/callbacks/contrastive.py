@@ -105,6 +105,8 @@ class ContrastiveCallback(BaseCallback):
         tau: float = 0.05,
     ) -> None:
         super().__init__()
+        if isinstance(updates, dict):  # SB3 calls a class as a function of its local and global names
+            raise ConfigError("callback must be an instance, ContrastiveCallback(...), and not the class.")
         built = given_composite(objective)
         if built is None:
             raise ConfigError("ContrastiveCallback needs an objective. Leave the callback out for none.")

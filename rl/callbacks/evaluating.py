@@ -20,8 +20,7 @@ from dipole.core.utils.files import check_own, disk_refusing
 from dipole.rl.arguments import check_integers, check_seed
 from dipole.rl.envs.running.validate import validate
 from dipole.rl.episodes.history import Evaluation, read_evaluations, scores
-from dipole.rl.episodes.pictures import write_video
-from dipole.rl.episodes.play import evaluate
+from dipole.rl.episodes.play import evaluate, write_video
 from dipole.rl.pixel_agent import PixelAgent
 
 

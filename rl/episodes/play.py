@@ -1,10 +1,12 @@
-"""Playing whole episodes with an agent, on environments of their own: one after another, or several at a time."""
+"""Playing whole episodes with an agent, one after another or several at a time, and showing them as a video."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.util import find_spec
 from itertools import islice
 from operator import itemgetter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +19,8 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
 from stable_baselines3.common.vec_env import VecEnv, VecTransposeImage, unwrap_vec_normalize
 
-from dipole.core.utils.errors import ConfigError, TrainingError
+from dipole.core.utils.errors import ConfigError, DataError, TrainingError
+from dipole.core.utils.extras import quoted
 from dipole.rl.arguments import check_integers, check_seed
 from dipole.rl.envs.running.faults import PATIENCE, fault_message, guarded
 from dipole.rl.envs.running.validate import rendered, rows_of, validate
@@ -232,3 +235,44 @@ def _side_by_side(
     if observations is not None:
         observations.extend(each for episode in sorted(seen) for each in seen[episode])
     return [returns[episode] for episode in sorted(returns)]
+
+
+def write_video(frames: Sequence[NDArray[np.uint8]], path: str | Path, fps: int = 25) -> Path:
+    """Write frames (H, W, 3) as .gif, or as .mp4 where imageio has ffmpeg.
+
+    Args:
+        frames: one at least, (H, W, 3) uint8 each.
+        path: NAME.gif or NAME.mp4.
+        fps: frames a second, >= 1.
+
+    Returns:
+        The file.
+
+    Raises:
+        ConfigError: for another suffix, or .mp4 without ffmpeg.
+        DataError: if there are no frames, or an environment without a render mode made them.
+    """
+    if not len(frames) or any(np.ndim(frame) != 3 for frame in frames):
+        raise DataError("a video needs frames (H, W, 3): make the environment with render_mode='rgb_array'.")
+    path = require_format(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".gif":
+        from PIL import Image
+
+        images = [Image.fromarray(frame) for frame in frames]
+        images[0].save(path, save_all=True, append_images=images[1:], duration=max(round(1000 / fps), 20), loop=0)
+    else:
+        import imageio.v3
+
+        imageio.v3.imwrite(path, np.stack(frames), fps=fps)
+    return path
+
+
+def require_format(path: str | Path) -> Path:
+    """Return the path of a video. Raise ConfigError for another suffix, or .mp4 without ffmpeg."""
+    path = Path(path)
+    if path.suffix not in (".gif", ".mp4"):
+        raise ConfigError(f"videos are written as .gif or .mp4, not {path.suffix or path.name!r}.")
+    if path.suffix == ".mp4" and find_spec("imageio_ffmpeg") is None:
+        raise ConfigError(f"{path} needs ffmpeg: pip install {quoted('imageio[ffmpeg]')}, or write a .gif instead.")
+    return path

@@ -20,8 +20,7 @@ from dipole.rl.algorithms import open_agent
 from dipole.rl.arguments import check_integers, check_seed
 from dipole.rl.domain import AGENT
 from dipole.rl.envs.registry import find
-from dipole.rl.episodes.pictures import require_format, write_video
-from dipole.rl.episodes.play import evaluate
+from dipole.rl.episodes.play import evaluate, require_format, write_video
 from dipole.rl.pixel_agent import PixelAgent
 
 _LARGEST = 4096  # pixels of a video's height and width: a frame then takes 50 MB, and all are held till the end

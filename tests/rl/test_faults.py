@@ -12,7 +12,7 @@ from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckA
 from stable_baselines3.common.vec_env import DummyVecEnv, VecExtractDictObs, VecFrameStack, VecNormalize
 
 from dipole.core.utils.errors import CheckpointError, ConfigError, TrainingError
-from dipole.rl import CheckpointCallback, ContrastiveSAC, DotEnv, WorkerVecEnv, make_env, plain_state, resume, snapshots
+from dipole.rl import CheckpointCallback, ContrastiveSAC, DotEnv, WorkerVecEnv, make_env, resume, snapshots
 from dipole.rl.envs.running.faults import PATIENCE, Guard, guarded
 from tests.rl.conftest import assert_resumes, same
 from tests.rl.in_workers import Dying, FailingAt, limited, unmakeable
@@ -226,10 +226,10 @@ def test_a_wrapper_continues_where_it_was(name, tmp_path):
     env, again = (guarded(WRAPPERS[name](Numbers())) for _ in range(2))
     env.reset(seed=3)
     play(env, actions[:23])
-    plain_state.write(tmp_path, "state", env.get_state())
+    snapshots.write_plain(tmp_path, "state", env.get_state())
     expected = play(env, actions[23:])
     again.reset(seed=99)
-    assert again.set_state(plain_state.read(tmp_path, "state"))
+    assert again.set_state(snapshots.read_plain(tmp_path, "state"))
     for one, two in zip(expected, play(again, actions[23:]), strict=True):
         np.testing.assert_equal(one, two)
 

@@ -88,7 +88,7 @@ def test_changed_settings_are_honoured_and_survive(saved, tmp_path, key, algorit
 def groups_of(owner, optimizer, key):
     """Return the values of one key in the groups of an optimizer, once the rates are set."""
     owner._logger = owner.__dict__.get("_logger") or Logger(None, [])
-    owner._set_learning_rates()
+    owner._set_optimizers()
     (value,) = {group[key] for group in optimizer.param_groups}
     return value
 
@@ -127,8 +127,9 @@ def test_fixed_setting_is_refused_by_name(saved, algorithm, name):
     for one in (
         lambda **given: AGENTS[algorithm].load(path, env=DotEnv(), device="cpu", **given),
         lambda **given: resume(folder, DotEnv(), device="cpu", **given),
+        lambda **given: setattr(open_agent(path, device="cpu"), *given.popitem()),
     ):
-        said = rf"\b{name} cannot change when an agent is loaded|objective must be a|objective than none"
+        said = rf"\b{name} cannot change(,| when an agent is loaded)|objective must be a|objective than none"
         for value in ({"text": "infonce"}, "none") if name == "objective" else (3,):
             refused(ConfigError, said, one, **{name: value})
 
@@ -165,8 +166,9 @@ def test_settings_given_to_load_are_used_under_both_names(saved):
     agent = ContrastiveSAC.load(saved["sac"][0], env=DotEnv(), device="cpu", storage="disk", seed=5)
     refused(RuntimeError, "has a contrastive objective, .*load it with dipole.rl.Contr", SAC.load, saved["sac"][0])
     refused(ConfigError, "has no environment: give one to load", ContrastiveSAC.load(saved["sac"][0]).learn, 1)
-    agent.learning_rate = 7e-4
-    assert agent.learn(12).critic.optimizer.param_groups[0]["lr"] == 7e-4
+    agent.learning_rate, agent.beta, agent.train_freq, agent.target_entropy = 7e-4, 0.3, 4, "auto"
+    group = agent.learn(12).critic.optimizer.param_groups[0]
+    assert (group["lr"], group["betas"][0], agent._n_updates % 4, agent.settings.train_freq) == (7e-4, 0.3, 0, 4)
     assert (agent.replay_buffer.storage, agent.seed) == ("disk", 5)
 
 
@@ -445,11 +447,17 @@ def test_architectures_equal_those_of_sb3():
     ({"path": "sac", "custom_objects": 3}, "custom_objects must be a dictionary of SB3's attributes, or None, got 3"),
     ({"path": "sac", "custom_objects": {"filters": 3}}, "filters cannot change"),
     ({"path": "sac", "tau": 2}, "tau: should be less than or equal to 1, got 2"),
+    ({"path": "sac", "custom_objects": {"tau": 2}}, "tau: should be less than or equal to 1, got 2"),
+    ({"assigned": ("tau", 2)}, "tau: should be less than or equal to 1, got 2"),
+    ({"assigned": ("crop_inclusive", True)}, r"made with False.* load\(path, crop_inclusive="),
+    ({"assigned": ("augmentation", "shift")}, r"made with 'crop'.* load\(path, augmentation="),
     ({"path": "sac", "noise_clip": 0.1}, "noise_clip has no effect on the algorithm 'sac'"),
     ({"path": "sac", "policy_kwargs": {"n_critics": 3}}, "n_critics cannot change"),
     ({"path": "sac", "target_policy_noise": 0.1}, "target_policy_noise is no setting here"),
 ])  # fmt: skip
 def test_keywords_without_meaning_are_refused_by_name(saved, given, said):
+    if "assigned" in given:
+        return refused(ConfigError, said, setattr, open_agent(saved["sac"][0], device="cpu"), *given["assigned"])
     if "path" in given:
         given = given | {"path": saved[given["path"]][0], "device": "cpu"}
     refused(ConfigError, said, ContrastiveSAC.load if "path" in given else state_agent, **given)

@@ -10,7 +10,7 @@ from stable_baselines3 import SAC
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from dipole.core.utils.errors import CheckpointError, ConfigError, OptionError, TrainingError
-from dipole.rl import CheckpointCallback, ContrastiveSAC, DotEnv, WorkerVecEnv, make_env
+from dipole.rl import CheckpointCallback, ContrastiveCallback, ContrastiveSAC, DotEnv, WorkerVecEnv, make_env
 from dipole.rl.envs import registry
 from dipole.rl.episodes.play import evaluate
 from tests.rl.conftest import tiny
@@ -167,6 +167,7 @@ NESTED = spaces.Dict({"a": spaces.Dict({"b": BOX(-1, 1, (3,))})})
     (lambda: ContrastiveSAC("MlpPolicy", make_env("dot")), ConfigError, "must be 'CnnPolicy', got 'MlpPolicy'"),
     (lambda: tiny().learn(1, callback="log"), ConfigError, "callback must be a callback of SB3, a list .*'log'"),
     (lambda: tiny().learn(1, callback=[3]), ConfigError, "callback must be a callback of SB3, a list .* got 3"),
+    (lambda: tiny().learn(1, callback=ContrastiveCallback), ConfigError, "or a function, got <class .*Contrastive"),
     (lambda: tiny().predict(np.zeros((3, 4))), ConfigError, r"predict needs an observation of Box.*got \(3, 4\)"),
     (lambda: tiny().predict(None), ConfigError, "predict needs an observation of Box.*got NoneType"),
     (lambda: tiny(make_env("dot", inputs="both")).predict(LISTS), ConfigError, r"predict needs .* Dict\(.*got dict"),

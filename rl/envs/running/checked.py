@@ -1,5 +1,6 @@
 """Checks of an agent's environments: what they may be, and what they return while the agent learns."""
 
+import inspect
 import warnings
 from collections import deque
 from typing import Any, Self
@@ -14,6 +15,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.rl.arguments import check_integers
 from dipole.rl.envs.running.faults import describe, fault_message, guarded
+from dipole.rl.envs.running.state import noise_state, require_width, set_noise_state
 from dipole.rl.envs.running.validate import (
     require_contained,
     require_finite_observation,
@@ -22,7 +24,6 @@ from dipole.rl.envs.running.validate import (
     validate,
 )
 from dipole.rl.inputs import original, require_kinds, shown_to
-from dipole.rl.plain_state import noise_state, require_width, set_noise_state
 from dipole.rl.settings import Inputs
 
 
@@ -126,7 +127,8 @@ class CheckedEnvironments(OffPolicyAlgorithm):
         require_width(self.action_noise, (self.n_envs, *(self.action_space.shape or ())))
         several = isinstance(callback, list)
         for each in callback if several else [callback]:
-            if not (isinstance(each, BaseCallback) or (not several and (each is None or callable(each)))):
+            is_function = callable(each) and not inspect.isclass(each)
+            if not (isinstance(each, BaseCallback) or (not several and (each is None or is_function))):
                 raise ConfigError(f"callback must be a callback of SB3, a list of them, or a function, got {each!r}.")
         if reset_num_timesteps:
             self.environment_steps = 0

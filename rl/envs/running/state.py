@@ -1,7 +1,7 @@
 """The state of wrappers, read from their attributes, so that a resumed wrapper needs no methods of its own.
 
 A wrapper with `get_state` and `set_state` is asked instead. Arguments of its constructor, functions, spaces and drawing
-are not state.
+are not state. And the state of SB3's action noise: that of Ornstein-Uhlenbeck is correlated in time.
 """
 
 import copy
@@ -13,9 +13,11 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers import PassiveEnvChecker
+from stable_baselines3.common import noise as noises
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
-from dipole.core.utils.errors import CheckpointError
+from dipole.core.utils.errors import CheckpointError, ConfigError
+from dipole.core.utils.seeding import isolated
 
 # No state: links and descriptions, clocks and files of the old process, pending calls of the vector environment.
 _NO_STATE = {
@@ -142,3 +144,46 @@ def _restore(thing: Any, state: _State) -> None:
                 _restore(now[key], each)
         else:
             setattr(thing, name, value)
+
+
+def noise_state(noise: noises.ActionNoise | None) -> dict[str, Any] | None:
+    """Return the class and what changes with each draw. Vectorised noise has one state per environment."""
+    if noise is None:
+        return None
+    values = {name: copy.deepcopy(value) for name, value in vars(noise).items() if not callable(value)}
+    if isinstance(noise, noises.VectorizedActionNoise):
+        values = {"_noises": [noise_state(each) for each in noise.noises]}
+    elif type(noise).__module__ == noises.__name__:  # the other attributes are arguments
+        values = {name: value for name, value in values.items() if name == "noise_prev"}
+    return {"name": type(noise).__qualname__, "values": values}
+
+
+def require_width(noise: noises.ActionNoise | None, shape: tuple[int, ...]) -> None:
+    """Raise ConfigError for noise that cannot be added to actions of the shape (n_envs, A)."""
+    if noise is None:
+        return
+    with isolated(0):
+        drawn = np.shape(copy.deepcopy(noise)())
+    if len(drawn) > len(shape) or any(n not in (1, m) for n, m in zip(drawn[::-1], shape[::-1], strict=False)):
+        raise ConfigError(f"action_noise draws numbers of the shape {drawn}, and the actions are {shape}.")
+
+
+def set_noise_state(noise: noises.ActionNoise | None, state: dict[str, Any] | None) -> noises.ActionNoise | None:
+    """Return noise that continues from a state, vectorised if the state is. Raise CheckpointError for another noise."""
+    if state is None:
+        return noise
+    vectorised = noises.VectorizedActionNoise.__name__
+    if noise is not None and state["name"] == vectorised and not isinstance(noise, noises.VectorizedActionNoise):
+        noise = noises.VectorizedActionNoise(noise, len(state["values"]["_noises"]))  # as SB3 does when learning begins
+    if noise is None or type(noise).__qualname__ != state["name"]:
+        raise CheckpointError(
+            f"the checkpoint was written with the action_noise {state['name']}, this agent has {noise!r}: give the "
+            "same one."
+        )
+    for name, value in state["values"].items():
+        if name == "_noises":
+            for own, each in zip(noise.noises, value, strict=True):  # type: ignore[attr-defined]
+                set_noise_state(own, each)
+        else:
+            setattr(noise, name, value)
+    return noise
