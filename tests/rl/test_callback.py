@@ -135,11 +135,11 @@ SEES = r"\(3, 36, 36\), and the agent sees .*\(9, 36, 36\).*Make VecNormalize th
 
 @pytest.mark.parametrize(("make", "settings", "said"), [
     (sac, {"updates": 0}, "updates must be an integer >= 1, got 0"),
-    (sac, {"objective": {}, "updates": {}}, "objective must be a text .*got dict"),  # the class as a callback
+    (sac, {"objective": {}, "updates": {}}, "callback must be an instance, ContrastiveCallback"),
+    (sac, {"objective": {}}, "objective must be a text .*got dict"),
     (sac, {"batch_size": 1}, "batch_size must be an integer >= 2, got 1"),
     (sac, {"learning_rate": -1}, "learning_rate must be a number from 0 to inf, got -1"),
     (sac, {"tau": 2}, "tau must be a number from 0 to 1, got 2"),
-    (sac, {"updates": globals()}, "callback must be an instance, ContrastiveCallback"),
     (sac, {"augmentation": "crop"}, "augmentation must be a function"),
     (sac, {"encoder": lambda model: model.eyes}, "encoder finds no module in a SAC: .*'eyes'"),
     (sac, {"encoder": 3}, "encoder must be a function that finds a module"),
