@@ -1,13 +1,13 @@
-"""Callbacks between the steps of a run: metrics, notes on terms, evaluation, checkpoints, the record.
+"""What happens between the steps of a run: metrics, notes on terms, evaluation, the record.
 
-A callback is a plain class. `Run.advance` calls `on_step` of each after every update, in the order of `Run.callbacks`.
+`Run.advance` calls `on_step` of each class after every update. Checkpoints hold the `state_dict` of each. `run` is the
+`Run` in progress (run.py imports this module).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -34,29 +34,12 @@ SHOWN_RESULTS = 4
 """Results of an evaluation that are printed. metrics.jsonl has all of them."""
 
 
-class Callback:
-    """The base class does nothing. `run` is the `Run` in progress (run.py imports this module)."""
-
-    def on_step(self, run: Any, previous: int, values: Mapping[str, Tensor | float]) -> None:
-        """Called after an update. `previous` is `run.step` before it."""
-
-    def on_end(self, run: Any, status: Literal["done", "failed", "interrupted"]) -> None:
-        """Called once, when the run ends in any way."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return entries of the checkpoint."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any], run: Any) -> None:
-        """Restore from a complete checkpoint."""
+def crossed(previous: int, step: int, every: int) -> bool:
+    """Return whether a multiple of `every` (0: never) lies between two steps."""
+    return every > 0 and step // every > previous // every
 
 
-def crossed(run: Any, previous: int, every: int) -> bool:
-    """Return whether a multiple of `every` lies between two steps."""
-    return bool(run.step // every > previous // every)
-
-
-class TermNotes(Callback):
+class TermNotes:
     """Warn about terms of the objective that gave the same note at every step, such as "no anchor has a negative"."""
 
     def __init__(self) -> None:
@@ -77,8 +60,8 @@ class TermNotes(Callback):
         """One sentence for each such term."""
         return [f"the term {name!r} has been {note}, at every step" for name, note in (self._steady or {}).items()]
 
-    def on_step(self, run: Any, previous: int, values: Mapping[str, Tensor | float]) -> None:
-        if not run.is_finished and not crossed(run, previous, run.config.train.log_every):
+    def on_step(self, run: Any, previous: int) -> None:
+        if not run.is_finished and not crossed(previous, run.step, run.config.train.log_every):
             return
         for line in self.lines:
             if line not in self._warned and run.processes.is_main:
@@ -92,7 +75,7 @@ class TermNotes(Callback):
         self._steady = state["notes"]["steady"]
 
 
-class Metrics(Callback):
+class Metrics:
     """Average the values since the last line and write them to metrics.jsonl, the progress bar and the trackers.
 
     Tensors are summed where they are: nothing waits for the device until a line is due.
@@ -114,7 +97,7 @@ class Metrics(Callback):
         for name, value in values.items():
             self._sums[name] = self._sums.get(name, 0) + value
             self._counts[name] = self._counts.get(name, 0) + 1
-        if run.is_finished or crossed(run, previous, self._every):
+        if run.is_finished or crossed(previous, run.step, self._every):
             run.log(self._means())
 
     def _means(self) -> dict[str, float]:
@@ -137,7 +120,7 @@ class Metrics(Callback):
         if self._trackers is not None:
             self._trackers.log(run.step, values)
 
-    def on_end(self, run: Any, status: Literal["done", "failed", "interrupted"]) -> None:
+    def close(self, status: Literal["done", "failed", "interrupted"]) -> None:
         if self._file is not None:
             self._file.close()
         if self._trackers is not None:
@@ -156,16 +139,15 @@ class Metrics(Callback):
                 self._sums[name] = value.to(run.device)
 
 
-class Evaluations(Callback):
+class Evaluations:
     """Evaluate every `evaluate_every` and at the end, and keep the best weights.
 
     `is_due` says that an evaluation after the current step was interrupted or postponed. `last` holds the last
     results, and the step they are of.
     """
 
-    def __init__(self, every: int, best_by: str | None, folder: RunFolder) -> None:
+    def __init__(self, every: int, best_by: str | None) -> None:
         self._every = every
-        self._best_weights: Path = folder.checkpoints / "best"  # removed together with the checkpoints
         self._best_by = best_by
         self.best: tuple[int, float] | None = None  # step and value of the best result, the earliest of equal ones
         self.is_due = False
@@ -173,8 +155,8 @@ class Evaluations(Callback):
         # Diagnostics of the last batch, which no checkpoint holds, and the step they are of.
         self._pair_values: tuple[int, dict[str, float] | None] | None = None
 
-    def on_step(self, run: Any, previous: int, values: Mapping[str, Tensor | float]) -> None:
-        if run.is_finished or not self._every or not crossed(run, previous, self._every):
+    def on_step(self, run: Any, previous: int) -> None:
+        if run.is_finished or not crossed(previous, run.step, self._every):
             return
         if run.stop_signal:
             self.postpone(run)  # a scheduler does not wait for an evaluation
@@ -214,7 +196,7 @@ class Evaluations(Callback):
             return None
         self.last = (run.step, found)
         if self._is_best(run.step, found.results):
-            save_weights(self._best_weights, run.adapter.module, run.objective)
+            save_weights(run.folder.best, run.adapter.module, run.objective)
             run.health.keep()
         named = {f"eval/{name}": value for name, value in found.results.items()}
         named |= {f"diag/{name}": value for name, value in found.diagnostics.items()}
@@ -243,7 +225,7 @@ class Evaluations(Callback):
         _, pair_values = self._pair_values or (0, None)
         goes_back = self.best is not None and self.best[0] != run.step
         if self.best is not None and goes_back:
-            load_weights(self._best_weights, run.adapter.module, run.objective)
+            load_weights(run.folder.best, run.adapter.module, run.objective)
             run.pairs = pair_values = None  # they are of the last weights
             step, value = self.best
             run.progress.note(f"kept: step {step}, where {self._best_by} was best, {number(value)}")
@@ -270,21 +252,6 @@ class Evaluations(Callback):
 
 def _first_results(found: Evaluated) -> str:
     return "  ".join(f"{name} {number(value)}" for name, value in list(found.results.items())[:SHOWN_RESULTS])
-
-
-class Checkpoints(Callback):
-    """Save every `checkpoint_every`, and when a signal ends the run."""
-
-    def __init__(self, every: int) -> None:
-        self._every = every
-
-    def on_step(self, run: Any, previous: int, values: Mapping[str, Tensor | float]) -> None:
-        if run.is_finished:
-            return
-        if run.stop_signal:
-            run.stop(run.stop_signal)
-        if crossed(run, previous, self._every):
-            run.checkpoint()
 
 
 def write_run_record(run: Any, status: Status, error: str | None = None) -> RunRecord:

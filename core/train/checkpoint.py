@@ -26,7 +26,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dipole.core.train.adapter import same_data
 from dipole.core.utils.errors import CheckpointError, DipoleError
-from dipole.core.utils.files import disk_error, file_hash, is_file, put_in_place, scratch, why
+from dipole.core.utils.files import disk_error, file_hash, is_file, is_folder, put_in_place, scratch, why
 from dipole.core.utils.plain_values import decode, encode
 from dipole.core.utils.received import parse_json
 from dipole.core.utils.seeding import rng_state, set_rng_state
@@ -72,7 +72,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read and verify one checkpoint, with tensors on the CPU. Raise CheckpointError if there is none."""
     if not is_file(path):
         raise CheckpointError(
-            f"no checkpoint {shortened(str(path))}. Give the path of a step-*.safetensors file, or use --resume auto."
+            f"no checkpoint {shortened(str(path))}. Give the path of a step-*.safetensors file or of a "
+            "run's folder, or use --resume auto."
         )
     match = _NAME.fullmatch(path.name)
     if match is None:
@@ -111,15 +112,22 @@ def starting_state(
 ) -> dict[str, Any] | None:
     """Return the checkpoint that a run continues from, or None to begin.
 
-    "auto" takes the newest readable one, "never" none, a path that one. `warn` gets the problem of each skipped one.
-    Raise CheckpointError if the path is not a readable checkpoint, or belongs to another run.
+    "auto" takes the newest readable one, "never" none, a path that one, or the newest one of that folder. `warn` gets
+    the problem of each skipped one. Raise CheckpointError if a path has no readable checkpoint, or that of another run.
     """
     if resume == "never":
         return None
-    if isinstance(resume, Path):
+    if isinstance(resume, Path) and not is_folder(resume):
         state = load_checkpoint(resume)
     else:
-        found, problems = newest_checkpoint(folder)
+        place = folder
+        if isinstance(resume, Path):
+            place = resume
+            if is_folder(resume / folder.name):
+                place = resume / folder.name
+        found, problems = newest_checkpoint(place)
+        if found is None and isinstance(resume, Path):
+            raise CheckpointError("\n".join([f"there is no readable checkpoint in the folder {resume}.", *problems]))
         if problems and found is None:
             problems.append("no checkpoint is left to continue from; starting at step 0.")
         for problem in problems:
@@ -211,8 +219,8 @@ def capture(run: Any) -> dict[str, Any]:
         "ranks": ranks,
     }
     state |= run.update_state if run.update is None else run.update.state_dict()
-    for callback in run.callbacks:
-        state |= callback.state_dict()
+    for part in run.parts:
+        state |= part.state_dict()
     return state
 
 
@@ -238,8 +246,8 @@ def restore(run: Any, state: dict[str, Any]) -> None:
     run.training_seconds = state["training_seconds"]
     run.began -= state["elapsed"]
     run.negatives = state["negatives"]
-    for callback in run.callbacks:
-        callback.load_state_dict(state, run)
+    for part in run.parts:
+        part.load_state_dict(state, run)
     if len(ranks) == size:
         set_rng_state(mine["rng"])
 

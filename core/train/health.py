@@ -22,7 +22,7 @@ from dipole.core.objectives.spectrum import effective_rank
 from dipole.core.objectives.term_values import Outcome
 from dipole.core.record import Number, finite
 from dipole.core.train.adapter import Adapter
-from dipole.core.train.callbacks import Callback, crossed
+from dipole.core.train.callbacks import crossed
 from dipole.core.train.config import GRAPHED
 from dipole.core.train.evaluation import POINTS
 from dipole.core.utils.distributed import all_sum, as_single_process, world_size
@@ -65,7 +65,7 @@ def _length(value: Tensor, parameters: Sequence[nn.Parameter]) -> float:
     return float(torch.stack(norms).norm()) if norms else 0.0
 
 
-class Health(Callback):
+class Health:
     """Measure gradients and geometry, and give remarks at the end."""
 
     def __init__(self, objective: Composite | None, every: int) -> None:
@@ -87,8 +87,7 @@ class Health(Callback):
             self.measure_own_loop(run, first=True)
             return
         after = run.step + 1
-        is_evaluated = self._every and after // self._every > run.step // self._every
-        if not run.step or after >= run.total_steps or is_evaluated:
+        if not run.step or after >= run.total_steps or crossed(run.step, after, self._every):
             with run.not_training():
                 self.measure(run, outcome, run.pairs, after)
 
@@ -147,10 +146,10 @@ class Health(Callback):
         """Return the ratios of a step by their names in metrics.jsonl, grad/NAME. Empty if it was not measured."""
         return {f"grad/{name}": ratio for name, ratio in self._ratios.items()} if step == self._step else {}
 
-    def on_step(self, run: Any, previous: int, values: Mapping[str, Tensor | float]) -> None:
+    def on_step(self, run: Any, previous: int) -> None:
         if self._is_unlogged:  # the first step; evaluations log theirs
             self._is_unlogged = False
-            if not run.is_finished and not (self._every and crossed(run, previous, self._every)):
+            if not run.is_finished and not crossed(previous, run.step, self._every):
                 run.log(self.metrics(self._step))
 
     def keep(self) -> None:

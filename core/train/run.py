@@ -1,4 +1,4 @@
-"""One run: build it, train it (by `update.py` or the domain's own loop), call the callbacks, write the record."""
+"""One run: build it, train it (by `update.py` or the domain's own loop), log, evaluate, save and record it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dipole.core.objectives.objective import Outcome
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.record import RunRecord, now
 from dipole.core.train.build import build
-from dipole.core.train.callbacks import Callback, Checkpoints, Evaluations, Metrics, TermNotes, write_run_record
+from dipole.core.train.callbacks import Evaluations, Metrics, TermNotes, crossed, write_run_record
 from dipole.core.train.checkpoint import capture, first_start, restore, restoring, save_checkpoint, starting_state
 from dipole.core.train.config import RunConfig
 from dipole.core.train.domains import adapter_class
@@ -35,7 +35,7 @@ from dipole.core.utils.launched import first_message
 from dipole.core.utils.memory import is_out_of_memory
 from dipole.core.utils.progress import Progress, duration, quietly
 from dipole.core.utils.seeding import Seeds, deterministic, rng_state, seed_everything
-from dipole.core.utils.text import counted
+from dipole.core.utils.text import counted, warn
 
 __all__ = ["Run", "RunInterruptedError", "build", "pick_device", "train"]
 
@@ -57,7 +57,8 @@ def train(
     Args:
         config: what to run (`load_recipe(...).config`). Its hash names the folder inside `runs`.
         runs: folder of all runs.
-        resume: "auto" continues from the newest readable checkpoint, "never" starts again, a `Path` (no text) is one.
+        resume: "auto" continues from the newest readable checkpoint, "never" starts again. A `Path` (no text) is a
+            checkpoint, or a run's folder, whose newest one counts.
         overwrite: run again although a finished record exists, and remove the old one.
         quiet: no progress.
         log: trackers that also get the numbers of metrics.jsonl: "tensorboard", "wandb", "mlflow", "trackio".
@@ -82,58 +83,46 @@ def train(
         raise ConfigError(f"resume must be 'auto', 'never' or the Path of a checkpoint (no text), got {resume!r}.")
     if not isinstance(config, RunConfig):
         raise ConfigError(f"config must be a configuration, load_recipe(...).config, got a {type(config).__name__}.")
+    trackers = check_trackers(log)
     folder = RunFolder(Path(runs) / config.hash)
     record = None if overwrite else folder.read_record()
     if record is not None and record.status == "done":
+        # A finished run has no checkpoints of its own any more. What is elsewhere must be one.
+        if isinstance(resume, Path) and not resume.resolve().is_relative_to(folder.path.resolve()):
+            starting_state(folder.checkpoints, config.hash, resume, warn)
         return record
-    trackers = check_trackers(log)
-    with Interrupts() as interrupts, quietly(quiet), deterministic(config.deterministic):
-        try:
-            begin = resume if isinstance(resume, Path) or not overwrite else "never"
-            return _execute(config, folder, begin, quiet, trackers, interrupts)
-        except Interrupted as interrupted:
-            raise RunInterruptedError(
-                "interrupted before the first step. Repeat the command to continue.", interrupted.signum
-            ) from None
-
-
-def _execute(
-    config: RunConfig,
-    folder: RunFolder,
-    resume: Literal["auto", "never"] | Path,
-    quiet: bool,
-    trackers: Sequence[str],
-    interrupts: Interrupts,
-) -> RunRecord:
-    processes = launch(config)
-    progress = Progress(quiet, mute=not processes.is_main)
-    if fewer := fewer_than_asked():
-        progress.warn(f"warning: {fewer}.")
+    if overwrite and resume == "auto":
+        resume = "never"
     is_open = False
-    try:
-        if missing := adapter_class(config.domain).missing_data(config.settings):
-            raise DataError("\n".join(missing))
-        if processes.is_main:
-            folder.open(config)
-            is_open = True
-        processes.wait()
-        state = starting_state(folder.checkpoints, config.hash, resume, progress.warn)
-        if state is not None:
-            progress.note(f"continuing at step {state['step']}")
-        processes.wait()
-        if state is None and processes.is_main:
-            folder.clear()
-        return Run(config, folder, processes, progress, state, interrupts, trackers).execute()
-    except BaseException as error:
-        if not isinstance(error, KeyboardInterrupt):
-            first_message(str(error))  # what ends this process ends the others: theirs is not the reason
-        processes.close()
-        raise
-    finally:
-        progress.close()
-        if is_open:
-            folder.remove_if_empty()
-        folder.close()
+    with Interrupts() as interrupts, quietly(quiet), deterministic(config.deterministic):
+        processes = launch(config)
+        progress = Progress(quiet, mute=not processes.is_main)
+        if fewer := fewer_than_asked():
+            progress.warn(f"warning: {fewer}.")
+        try:
+            if missing := adapter_class(config.domain).missing_data(config.settings):
+                raise DataError("\n".join(missing))
+            if processes.is_main:
+                folder.open(config)
+                is_open = True
+            processes.wait()
+            state = starting_state(folder.checkpoints, config.hash, resume, progress.warn)
+            if state is not None:
+                progress.note(f"continuing at step {state['step']}")
+            processes.wait()
+            if state is None and processes.is_main:
+                folder.clear()
+            return Run(config, folder, processes, progress, state, interrupts, trackers).execute()
+        except BaseException as error:
+            if not isinstance(error, KeyboardInterrupt):
+                first_message(str(error))  # what ends this process ends the others: theirs is not the reason
+            processes.close()
+            raise
+        finally:
+            progress.close()
+            if is_open:
+                folder.remove_if_empty()
+            folder.close()
 
 
 class Run:
@@ -199,10 +188,10 @@ class Run:
         self.metrics = Metrics(config, folder, processes.is_main, log, state)
         self.notes = TermNotes()
         every = train.in_steps(train.evaluate_every or 0, steps_per_epoch)
-        self.evaluation = Evaluations(every, train.best_by, folder)
-        checkpoints = Checkpoints(train.in_steps(train.checkpoint_every or 1, steps_per_epoch))
+        self.evaluation = Evaluations(every, train.best_by)
         self.health = Health(self.objective, every)
-        self.callbacks: list[Callback] = [self.metrics, self.notes, self.health, self.evaluation, checkpoints]
+        self.parts = (self.metrics, self.notes, self.health, self.evaluation)  # with a state of their own
+        self._checkpoint_every = train.in_steps(train.checkpoint_every or 1, steps_per_epoch)
         self.started, self.curves_on = now(), self.adapter.part
         if state is not None:
             with restoring():
@@ -312,8 +301,7 @@ class Run:
     def _end(self, status: Literal["failed", "interrupted"], message: str) -> None:
         # If another rank failed first, its message is the reason.
         write_run_record(self, status, first_message(message) or message)
-        for callback in self.callbacks:
-            callback.on_end(self, status)
+        self.metrics.close(status)
 
     def note_terms(self, outcome: Outcome, pairs: tuple[Pairs, ...] | None = None) -> None:
         """Remember the notes of the terms of one step. Call it before `advance`.
@@ -333,7 +321,7 @@ class Run:
             self.progress.note(f"negatives per anchor: {self.negatives:g}")
 
     def advance(self, values: Mapping[str, Tensor | float], steps: int = 1) -> None:
-        """Count steps and call the callbacks.
+        """Count steps, and log, evaluate and save where that is due.
 
         Args:
             values: by name, such as "train/loss": numbers, or tensors, (). Nothing waits for the tensors.
@@ -347,10 +335,17 @@ class Run:
         self._scheduled = self._schedules.set(self.step)
         self.stop_signal = 0 if self.is_finished else self.interrupts.ballot.cast(self.interrupts.received)
         self.progress.update(self.step)
-        for callback in self.callbacks:
-            callback.on_step(self, previous, values)
-            if callback is self.metrics:  # the values of a last step were waited for
-                self.training_seconds = self.elapsed - self._other_seconds
+        self.metrics.on_step(self, previous, values)
+        self.training_seconds = self.elapsed - self._other_seconds  # the values of a last step were waited for
+        self.notes.on_step(self, previous)
+        self.health.on_step(self, previous)
+        self.evaluation.on_step(self, previous)
+        if self.is_finished:
+            return
+        if self.stop_signal:
+            self.stop(self.stop_signal)
+        if crossed(previous, self.step, self._checkpoint_every):
+            self.checkpoint()
 
     def evaluate_if_due(self) -> None:
         """Make the evaluation that an interruption postponed. Call it once all state is restored."""
@@ -429,8 +424,7 @@ class Run:
         for line in [*remarks, *self.health.lines]:
             self.progress.warn(f"warning: {line}.")
         shutil.rmtree(self.folder.checkpoints, ignore_errors=True)  # the weights are in model/
-        for callback in self.callbacks:
-            callback.on_end(self, "done")
+        self.metrics.close("done")
         self.progress.close(self.step)
         self.progress.note(f"finished {counted(self.step, 'step')} in {duration(self.elapsed)}: {self.folder.path}")
         return record

@@ -39,6 +39,7 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.record = path / RECORD
         self.checkpoints = path / "checkpoints"
+        self.best = self.checkpoints / "best"
         self.model = path / "model"
         self.kept = self.model / "kept"
         self.tensorboard = path / "tensorboard"
@@ -83,7 +84,7 @@ class RunFolder:
                 raise
             return
         self._lock = lock
-        for folder in (self.path, self.model, self.kept, self.checkpoints, self.checkpoints / "best"):
+        for folder in (self.path, self.model, self.kept, self.checkpoints, self.best):
             remove_scratch(folder)
 
     def close(self) -> None:

@@ -61,10 +61,13 @@ class Interrupts:
                 self._before[which] = signal.signal(which, self._handle)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         for which, handler in self._before.items():
             signal.signal(which, handler)
         self._before = {}
+        if isinstance(error, Interrupted):
+            message = "interrupted before the first step. Repeat the command to continue."
+            raise RunInterruptedError(message, error.signum) from None
 
     @contextmanager
     def finishing(self, steps: bool) -> Iterator[None]:

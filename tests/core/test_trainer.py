@@ -18,7 +18,7 @@ import dipole
 from dipole import CheckpointError, ConfigError, DipoleError, Pairs, TrainingError, objective
 from dipole.benchmarks.suite_results import numbers
 from dipole.core.record import read_record
-from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint
+from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint, starting_state
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import RunInterruptedError, train
@@ -211,6 +211,7 @@ def test_checkpoints_of_an_unfinished_run(blobs, tmp_path, monkeypatch):
         file.truncate(newest.stat().st_size - 100)
     damaged = "truncated or damaged"
     refused(CheckpointError, damaged, quiet, blobs, *overrides, runs=tmp_path / "parts", resume=newest)
+    assert starting_state(newest.parent, folder.name, folder, print)["step"] == 8  # --resume FOLDER
     assert quiet(blobs, *overrides, runs=tmp_path / "parts").status == "done"
     assert_same_bits(tmp_path / "whole", tmp_path / "parts")
 
@@ -220,12 +221,17 @@ def test_checkpoint_of_another_configuration_is_refused(blobs, tmp_path, monkeyp
     (checkpoint,) = tmp_path.glob("*/checkpoints/*.safetensors")
     for seed, resume, said in (
         (3, checkpoint, "belongs to another run"),
+        (3, checkpoint.parents[1], "belongs to another run"),
         (0, Path("nowhere.safetensors"), "no checkpoint"),
+        (0, tmp_path, "no readable checkpoint in the folder"),
         (0, "foo", r"resume must be 'auto', 'never' or the Path .* got 'foo'"),
     ):
         refused((CheckpointError, ConfigError), said, quiet, blobs, f"seed={seed}", runs=tmp_path, resume=resume)
     record = quiet(blobs, runs=tmp_path, resume="never")
     assert dipole.train(load_recipe(blobs).config, str(tmp_path)).updated == record.updated  # finished: not run again
+    assert quiet(blobs, runs=tmp_path, resume=checkpoint) == record
+    refused(CheckpointError, "no checkpoint", quiet, blobs, runs=tmp_path, resume=Path("nowhere.safetensors"))
+    refused(ConfigError, "unknown tracker 'wandbb'.*'wandb'", quiet, blobs, runs=tmp_path, log=["wandbb"])
     folder = dipole.find_run(record.hash[:6], str(tmp_path))
     assert dipole.load_run(folder)[0] == record
     (tmp_path / "moved").mkdir()

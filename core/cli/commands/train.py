@@ -24,7 +24,8 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
         "--resume",
         default="auto",
         metavar="auto|never|PATH",
-        help="auto (default): continue from the newest checkpoint; never: start again; PATH: from that checkpoint",
+        help="auto (default): continue from the newest checkpoint; never: start again; PATH: from that checkpoint, or "
+        "the newest of that run's folder",
     )
     parser.add_argument("--overwrite", action="store_true", help="run again even if this run is finished")
     parser.add_argument(
