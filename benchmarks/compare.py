@@ -135,9 +135,7 @@ def _table(numbers: list[dict[str, Any]]) -> str:
 
 def _with_siblings(folder: Path) -> list[RunRecord]:
     """Return a run and one finished run of each other seed with the same settings, from the same folder."""
-    from dipole.core.record import read_record
-    from dipole.core.record.additions import with_additions
-    from dipole.core.record.listing import RECORD, run_folders
+    from dipole.core.record import RECORD, read_record, run_folders, with_additions
     from dipole.core.utils.errors import ConfigError, RecordError
 
     record = with_additions(read_record(folder / RECORD), folder)

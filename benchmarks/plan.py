@@ -18,9 +18,9 @@ from dipole.benchmarks.suite import Job, Sized
 from dipole.benchmarks.suite_results import SuiteResults
 from dipole.benchmarks.written_out import without_none
 from dipole.core.record import RunRecord
-from dipole.core.train.build import construct
 from dipole.core.train.config import RunConfig
 from dipole.core.train.domains import adapter_class
+from dipole.core.train.model import construct
 from dipole.core.utils.errors import DipoleError
 from dipole.core.utils.progress import duration
 from dipole.core.utils.text import counted

@@ -19,7 +19,7 @@ from dipole.benchmarks.results_file import (
     write_results_file,
 )
 from dipole.benchmarks.suite_results import Gathered, gather
-from dipole.core.record.additions import AddedResult, read_additions
+from dipole.core.record import AddedResult, read_additions
 from dipole.core.utils.errors import ConfigError, RecordError
 from dipole.core.utils.files import is_file
 

@@ -23,8 +23,7 @@ from pydantic import Field, ValidationError
 
 from dipole.benchmarks.manifest import CellEntry, JobEntry, Manifest
 from dipole.benchmarks.suite import CHANGED, Sized
-from dipole.core.record import Part, RunRecord, schema_problem
-from dipole.core.record.additions import AddedResult
+from dipole.core.record import AddedResult, Part, RunRecord, schema_problem
 from dipole.core.train.identity import values_hash
 from dipole.core.utils.errors import ConfigError, ReceivedError, RecordError
 from dipole.core.utils.files import atomic_write, disk_refusing, is_file

@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from dipole.core.record import Part, RunRecord, read_part, read_record
-from dipole.core.record.additions import FILE, with_additions
+from dipole.core.record import FILE, Part, RunRecord, read_part, read_record, with_additions
 from dipole.core.utils.errors import DataError, RecordError
 from dipole.core.utils.files import disk_refusing
 

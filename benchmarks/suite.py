@@ -20,11 +20,11 @@ from dipole.benchmarks.claims.protocol import deviations, leaves, tuples
 from dipole.benchmarks.grid import MOST, expand
 from dipole.benchmarks.manifest import CellEntry, ColumnEntry, FileName, JobEntry, Manifest, RowEntry, filled
 from dipole.core.train.config import RunConfig, Settings
-from dipole.core.train.names import of_another_kind
+from dipole.core.train.domains import of_another_kind
 from dipole.core.train.recipe import describe, read_recipe, resolve
-from dipole.core.train.shipped import shipped
 from dipole.core.utils.errors import ConfigError, ReceivedError, nearest
 from dipole.core.utils.files import instead_of_file, is_file
+from dipole.core.utils.plugins import shipped
 from dipole.core.utils.received import read_toml
 from dipole.core.utils.text import shortened
 

@@ -18,7 +18,7 @@ from dipole.core.objectives.objective import Composite, Objective, Outcome
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.term_values import without_autocast
 from dipole.core.train.config import GRAPHED
-from dipole.core.train.not_finite import terms_with_bad_gradient
+from dipole.core.train.update import terms_with_bad_gradient
 from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.core.utils.memory import check_fits
 from dipole.core.utils.transfer import to_device

@@ -13,8 +13,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from dipole.core.train.config import Settings
-from dipole.core.train.shipped import shipped
 from dipole.core.utils.errors import DataError
+from dipole.core.utils.plugins import shipped
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.text import counted
 from dipole.vision.image_ops import centre

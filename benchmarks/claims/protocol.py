@@ -18,7 +18,7 @@ from dipole.core.objectives.registry import registry
 from dipole.core.objectives.spec import parse
 from dipole.core.train.config import RunConfig, Settings
 from dipole.core.train.schedule import flat
-from dipole.core.train.shipped import shipped
+from dipole.core.utils.plugins import shipped
 
 
 class Fact(Settings):

@@ -9,8 +9,8 @@ from typing import Any
 
 from dipole.benchmarks.claims.claim_specs import ClaimPart, ClaimSpec, default_part
 from dipole.benchmarks.claims.protocol import paper
-from dipole.core.train.shipped import shipped
 from dipole.core.utils.errors import DataError, nearest
+from dipole.core.utils.plugins import shipped
 
 PAPERS = ("arora", "lmcl", "cacr", "cllr")
 # SUBJ and MPQA levels look exchanged at the source of the baseline rows that two papers share.

@@ -179,7 +179,7 @@ def broken_plugins(kind: str) -> list[PluginError]:
         return broken_domains()
     if kind == "commands":
         return load_each("commands", _load, _own())[1]
-    from dipole.core.train.shipped import broken_folders
+    from dipole.core.utils.plugins import broken_folders
 
     return broken_folders(kind)
 

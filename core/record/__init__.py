@@ -1,11 +1,17 @@
-"""record.json: everything needed to compare, cite and repeat a run. Validated on reading, written atomically."""
+"""The record of a run (record.json), results added to it later (measured.json), and lists of runs.
+
+A record has everything needed to compare, cite and repeat a run. It is validated on reading and written atomically.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import platform
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -15,14 +21,18 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dipole.core.utils.errors import ReceivedError, RecordError
-from dipole.core.utils.files import atomic_write, disk_refusing
+from dipole.core.utils.errors import ConfigError, DataError, ReceivedError, RecordError
+from dipole.core.utils.files import atomic_write, disk_refusing, is_file
 from dipole.core.utils.machine import processor_name, processors
 from dipole.core.utils.process import LONGEST_OWNER, OWNER, is_gone
-from dipole.core.utils.received import parse_json, read_bytes, read_text
+from dipole.core.utils.received import parse_json, read_bytes, read_end, read_text, read_toml
 from dipole.core.utils.text import shortened
 from dipole.core.utils.version import __version__
 
+CONFIG, RECORD, METRICS, MEASURED = "config.toml", "record.json", "metrics.jsonl", "measured.json"
+UNREADABLE, UNRECORDED = "unreadable", "no record"
+LAST_LINE = 2**16
+"""Bytes at the end of metrics.jsonl that are searched for its last line."""
 SCHEMA_VERSION = 1
 SHOWN = 20
 """Largest number of problems in one message."""
@@ -260,3 +270,121 @@ def hardware(device: Any, world_size: int) -> Hardware:
         threads=torch.get_num_threads(),
         world_size=world_size,
     )
+
+
+# Results that another program measured -------------------------------------------------------------------------------
+
+
+class AddedResult(Part):
+    """One number, who or what measured it, and when it was added (ISO 8601)."""
+
+    value: float
+    source: str
+    time: str
+
+
+class Additions(Part):
+    """measured.json of a run folder. Fields are only ever added, with a default."""
+
+    schema_version: Literal[1] = 1
+    results: dict[str, AddedResult] = Field(default_factory=dict)
+
+
+def read_additions(folder: Path) -> Additions:
+    """Return the results added to a run. Raise RecordError if the file is damaged."""
+    path = folder / MEASURED
+    try:
+        return read_part(path, Additions) if os.path.lexists(path) else Additions()
+    except RecordError as error:
+        raise RecordError(f"not what `dipole add` writes: {error}") from error
+
+
+def with_additions(record: RunRecord, folder: Path) -> RunRecord:
+    """Return the record with the added results."""
+    added = read_additions(folder).results
+    values = {name: each.value for name, each in added.items()}
+    return record.model_copy(update={"results": values | record.results})
+
+
+def add_results(folder: Path, record: RunRecord, values: dict[str, float], source: str) -> Additions:
+    """Add results to a run, or replace added ones. The record itself does not change."""
+    if own := sorted(values.keys() & record.results.keys()):
+        raise ConfigError(
+            f"{', '.join(own)} was measured by the run itself. Choose another name for another measurement."
+        )
+    new = {name: AddedResult(value=value, source=source, time=now()) for name, value in values.items()}
+    found = Additions(results=read_additions(folder).results | new)
+    with disk_refusing(f"cannot write {folder / MEASURED}", RecordError):
+        atomic_write(folder / MEASURED, json.dumps(found.model_dump(), indent=2) + "\n")
+    return found
+
+
+# Lists of runs -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RunLine:
+    """One run of a list. `problem` is the error of its record."""
+
+    name: str
+    status: str
+    run: str = ""
+    objective: str = ""
+    seed: int | None = None
+    steps: int = 0
+    problem: str = ""
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder holds a run. Hidden folders are leftovers of `dipole rm`."""
+    there = any(is_file(folder / name) for name in (CONFIG, RECORD))
+    return there and not folder.resolve().name.startswith(".")
+
+
+def run_folders(runs: Path) -> list[Path]:
+    """Return the run folders in a folder, sorted. Raise DataError if the folder cannot be read."""
+    names: list[str] = []
+    with disk_refusing(f"the folder {runs} cannot be read", DataError), suppress(FileNotFoundError, NotADirectoryError):
+        names = os.listdir(runs)
+    return [runs / name for name in sorted(names) if not name.startswith(".") and is_run(runs / name)]
+
+
+def run_line(folder: Path) -> RunLine:
+    """Summarise a run. The steps of an unfinished run are those of its last line of metrics."""
+    if not is_file(folder / RECORD):
+        return _unrecorded(folder)
+    try:
+        record = read_record(folder / RECORD)
+    except RecordError as error:
+        return RunLine(folder.name, UNREADABLE, problem=shortened(" ".join(str(error).split()), 200))
+    steps = record.steps
+    if record.status != "done":
+        steps = max(steps, last_step(folder))
+    return RunLine(folder.name, record.status, record.name, record.objective, record.seed, steps)
+
+
+def _unrecorded(folder: Path) -> RunLine:
+    try:
+        config = read_toml(folder / CONFIG)
+    except ReceivedError as error:
+        return RunLine(folder.name, UNREADABLE, problem=shortened(str(error), 200))
+    seed = config.get("seed", 0)
+    return RunLine(
+        folder.name,
+        UNRECORDED,
+        str(config.get("name", "")),
+        str(config.get("objective", "")),
+        seed if isinstance(seed, int) else None,
+        last_step(folder),
+    )
+
+
+def last_step(folder: Path) -> int:
+    """Return the step of the last complete line of metrics.jsonl, or 0."""
+    try:
+        step = parse_json(read_end(folder / METRICS, LAST_LINE).split(b"\n")[-2])["step"]
+    except (ReceivedError, ValueError, LookupError, TypeError):
+        return 0
+    if isinstance(step, int):
+        return step
+    return 0

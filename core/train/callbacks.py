@@ -18,7 +18,7 @@ from dipole.core.record import Number, RunRecord, hardware, library_versions, no
 from dipole.core.train.config import RunConfig
 from dipole.core.train.evaluation import Evaluated, diagnose_pairs, evaluate_model
 from dipole.core.train.metrics import MetricsFile
-from dipole.core.train.model_files import load_weights, save_weights
+from dipole.core.train.model import load_weights, save_weights
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.signals import Interrupted
 from dipole.core.train.trackers import Trackers

@@ -10,15 +10,16 @@ recipe needs it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, cast
 
+from dipole.core.objectives.registry import registry
 from dipole.core.utils.errors import ConfigError, DipoleError, nearest
 from dipole.core.utils.extras import install_line
-from dipole.core.utils.plugins import OURS, PluginError, is_ours, load, load_each, package, points
+from dipole.core.utils.plugins import OURS, PluginError, is_ours, load, load_each, package, points, shipped
 
 __all__ = ["Domain", "add_domain", "temporary_domain"]
 
@@ -167,3 +168,43 @@ def adapter_class(name: str) -> type[Adapter]:
             f"the domain {name!r}{owner}: its adapter {domain.adapter!r} cannot be imported: "
             f"{type(error).__name__}: {error}"
         ) from error
+
+
+# Names of all kinds, so that a message can say what a name is that was given for another kind -------------------------
+
+USE = {
+    "objective": "dipole train RECIPE --set objective={name}",
+    "regularizer": "dipole train RECIPE --set 'objective=infonce + {name}'",
+    "recipe": "dipole train {name}",
+    "suite": "dipole bench {name}",
+    "framework": "dipole train RECIPE --set {domain}.method={name}",
+}
+"""How a name of a kind is used. Others are explained by `dipole show`."""
+
+
+def parts() -> dict[str, tuple[str, type]]:
+    """Return names that a domain adds, such as frameworks: name -> domain and class."""
+    found: dict[str, tuple[str, type]] = {}
+    for domain in domains().values():
+        with suppress(DipoleError, ImportError):
+            added = resolve_name(domain.parts)() if domain.parts else {}
+            found |= {each: (domain.name, part) for each, part in added.items()}
+    return found
+
+
+def kinds() -> dict[str, str]:
+    """Return the kind of each name. Of several kinds one counts: objective, recipe, suite, domain, framework."""
+    found: dict[str, str] = dict.fromkeys(parts(), "framework") | dict.fromkeys(domain_names(), "domain")
+    for kind in ("suite", "recipe"):
+        found |= dict.fromkeys(shipped(f"{kind}s"), kind)
+    return found | registry.names()
+
+
+def of_another_kind(name: str) -> str:
+    """Return ' It is an objective: dipole train ...' for a name that is no recipe or suite as expected, or ''."""
+    kind = kinds().get(name)
+    if kind is None:
+        return ""
+    domain, _ = parts().get(name, ("", None))
+    article = "an" if kind == "objective" else "a"
+    return f" It is {article} {kind}: {USE.get(kind, 'dipole show {name}').format(name=name, domain=domain)}."

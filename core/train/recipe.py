@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from pydantic import BaseModel, Field, ValidationError, create_model
 
 from dipole.core.train.config import RATE, RunConfig, Settings, TrainConfig
-from dipole.core.train.domains import adapter_class
-from dipole.core.train.names import of_another_kind
-from dipole.core.train.shipped import shipped
+from dipole.core.train.domains import adapter_class, of_another_kind
 from dipole.core.utils.errors import ConfigError, ReceivedError, nearest
 from dipole.core.utils.files import instead_of_file, is_file
+from dipole.core.utils.plugins import shipped
 from dipole.core.utils.received import parse_toml, read_toml
 from dipole.core.utils.text import shortened
 

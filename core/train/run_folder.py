@@ -13,8 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from dipole.core.record import RunRecord, read_record
-from dipole.core.record.listing import CONFIG, RECORD, is_run
+from dipole.core.record import CONFIG, RECORD, RunRecord, is_run, read_record
 from dipole.core.train.config import RunConfig
 from dipole.core.train.recipe import resolve
 from dipole.core.utils.errors import ConfigError, ReceivedError, RecordError, TrainingError

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from dipole.core.record import Evaluation, Number, RunRecord, library_versions, now, write_record
 from dipole.core.train.adapter import same_data
-from dipole.core.train.build import build
 from dipole.core.train.domains import adapter_class
 from dipole.core.train.evaluation import Evaluated, evaluate_model
 from dipole.core.train.launch import pick_device
-from dipole.core.train.model_files import keeps, load_weights
+from dipole.core.train.model import build, keeps, load_weights
 from dipole.core.train.recipe import parse_override
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.schedule import Schedules

@@ -6,6 +6,7 @@ from the tables made by `undoable`. DIPOLE_PLUGINS=none ignores other packages.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import weakref
@@ -14,6 +15,7 @@ from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from itertools import takewhile
+from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any, TypeVar
@@ -195,3 +197,44 @@ def import_all(folder: str) -> dict[str, ModuleType]:
     """Import every module of a package in alphabetical order, so that each registers its definitions."""
     listed = iter_modules(import_module(folder).__path__)
     return {name: import_module(f"{folder}.{name}") for name in sorted(each.name for each in listed if not each.ispkg)}
+
+
+def shipped(kind: str, pattern: str = "*.toml") -> dict[str, Path]:
+    """Return the files of a kind (recipes, suites, published) by name, the file name without suffix.
+
+    If two packages have a file of the same name, the first one wins. dipole comes first.
+    """
+    return _search(kind, pattern)[0]
+
+
+def broken_folders(kind: str) -> list[PluginError]:
+    """Return an error for each declared folder of a kind that is missing or repeats a file name."""
+    return _search(kind, "*")[1]
+
+
+def _search(kind: str, pattern: str) -> tuple[dict[str, Path], list[PluginError]]:
+    found: dict[str, Path] = {}
+    broken: list[PluginError] = []
+    for point in points(kind):
+        try:
+            files = {path.stem: path for path in sorted(_folder_of(point).glob(pattern), key=str)}
+        except PluginError as error:
+            broken.append(error)
+            continue
+        if taken := sorted(files.keys() & found):
+            broken.append(PluginError(point, f"these names are taken by other packages: {', '.join(taken)}."))
+        found = files | found
+    return found, broken
+
+
+def _folder_of(point: EntryPoint) -> Path:
+    try:
+        spec = importlib.util.find_spec(point.module)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # it imports the parents of a dotted name
+        raise PluginError(point, error) from error
+    for parent in (spec.submodule_search_locations if spec else None) or ():
+        if (folder := Path(parent, point.attr or "")).is_dir():
+            return folder
+    raise PluginError(point, f"there is no folder {point.attr!r} in a package {point.module!r}.")

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map_only
 from dipole.core.objectives.gather import all_gather_pairs
 from dipole.core.objectives.objective import Composite, Objective
 from dipole.core.objectives.pairs import Pairs
-from dipole.core.train.not_finite import not_finite
+from dipole.core.train.update import not_finite
 from dipole.core.utils.errors import ConfigError, DipoleError, TrainingError
 from dipole.core.utils.freezing import in_mode
 from dipole.core.utils.memory import check_fits

@@ -22,12 +22,11 @@ from dipole import CheckpointError, DipoleError, OptionError, ReceivedError, Rec
 from dipole.core.cli.commands.rm import _check_idle
 from dipole.core.objectives.registry import registry
 from dipole.core.objectives.spec import parse
-from dipole.core.record import RunRecord, finite, read_record
-from dipole.core.record.additions import read_additions
+from dipole.core.record import RunRecord, finite, read_additions, read_record
 from dipole.core.train import checkpoint
 from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
 from dipole.core.train.metrics import MetricsFile, read_metrics
-from dipole.core.train.model_files import load_weights
+from dipole.core.train.model import load_weights
 from dipole.core.train.recipe import load_recipe, parse_override, read_recipe, resolve
 from dipole.core.train.run_folder import RunFolder, find_run
 from dipole.core.utils.files import atomic_write, replacing

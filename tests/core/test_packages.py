@@ -17,9 +17,9 @@ from dipole.core.cli import main
 from dipole.core.train import domains as home
 from dipole.core.train.domains import Domain, adapter_class, broken_domains, domain_names, domains, find_domain
 from dipole.core.train.recipe import resolve as resolve_recipe
-from dipole.core.train.shipped import broken_folders, shipped
 from dipole.core.utils import plugins
 from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.plugins import broken_folders, shipped
 from tests.ranks import run_python
 from tests.runs import refused as fails
 from tests.systems import file_limit

@@ -14,8 +14,8 @@ from dipole.core.train.health import Health
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import Run, RunInterruptedError, train
-from dipole.core.train.shipped import shipped
 from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.plugins import shipped
 from dipole.rl import DotEnv
 from dipole.rl.adapter import RLAdapter
 from dipole.rl.config import RLConfig

@@ -14,7 +14,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from dipole.core.train.build import build
+from dipole.core.train.model import build
 from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.utils.errors import CheckpointError, ConfigError, DataError, TrainingError

@@ -12,7 +12,7 @@ from transformers import MambaConfig
 
 import dipole
 from dipole.core.cli import main
-from dipole.core.train.build import construct
+from dipole.core.train.model import construct
 from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import RunInterruptedError
 from dipole.core.train.run_folder import RunFolder

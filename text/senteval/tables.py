@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from dipole.core.train.shipped import shipped
+from dipole.core.utils.plugins import shipped
 from dipole.text.senteval.engine import SIX_TASKS
 from dipole.text.senteval.scoring import Result
 

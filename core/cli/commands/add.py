@@ -23,8 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from dipole.core.record import read_record
-    from dipole.core.record.additions import add_results
+    from dipole.core.record import add_results, read_record
     from dipole.core.train.run_folder import find_run
     from dipole.core.utils.text import number, printable, text_table
 

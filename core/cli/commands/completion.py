@@ -93,7 +93,7 @@ def _names(kind: str) -> list[str]:
 
         return list(fetched())
     if kind == "parts":
-        from dipole.core.train.names import parts
+        from dipole.core.train.domains import parts
 
         return [*parts()]
     if kind in KINDS:

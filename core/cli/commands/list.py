@@ -84,7 +84,7 @@ def list_kind(kind: str, runs: Path = Path(RUNS)) -> list[dict[str, Any]]:
 
 
 def _runs(folder: Path) -> list[dict[str, Any]]:
-    from dipole.core.record.listing import run_folders, run_line
+    from dipole.core.record import run_folders, run_line
     from dipole.core.utils.errors import ConfigError
     from dipole.core.utils.files import instead_of_folder
     from dipole.core.utils.text import printable, text_table
@@ -106,7 +106,7 @@ def _runs(folder: Path) -> list[dict[str, Any]]:
 
 
 def _files(kind: str) -> list[dict[str, Any]]:
-    from dipole.core.train.shipped import shipped
+    from dipole.core.utils.plugins import shipped
 
     entries = []
     for name, path in shipped(kind).items():

@@ -43,8 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 def run(arguments: argparse.Namespace) -> int:
     from dipole.core.train.config import RunConfig, TrainConfig
-    from dipole.core.train.domains import adapter_class, domain_names
-    from dipole.core.train.names import parts
+    from dipole.core.train.domains import adapter_class, domain_names, parts
 
     name, as_json = arguments.name, arguments.json
     tables: dict[str, type[Settings]] = {"run": RunConfig, "train": TrainConfig}
@@ -67,8 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _texts(name: str, expand: bool) -> dict[str, tuple[Path, str]]:
     """Return path and text of the suite and of the recipe of a name or path. Both may exist, the suite is first."""
-    from dipole.core.train.shipped import shipped
     from dipole.core.utils.errors import ConfigError, nearest
+    from dipole.core.utils.plugins import shipped
 
     files = {"suite": shipped("suites"), "recipe": shipped("recipes")}
     found = {kind: paths[name] for kind, paths in files.items() if name in paths}
@@ -88,7 +87,7 @@ def _texts(name: str, expand: bool) -> dict[str, tuple[Path, str]]:
 def _entry(name: str) -> Entry | None:
     """Return the registered entry of a name, or None for a part of a domain. Otherwise raise SpecError."""
     from dipole.core.objectives.registry import registry
-    from dipole.core.train.names import kinds, parts
+    from dipole.core.train.domains import kinds, parts
     from dipole.core.utils.errors import SpecError, nearest
 
     word = name.lower()
@@ -113,7 +112,7 @@ def _entry(name: str) -> Entry | None:
 
 
 def _show_part(name: str, domain: str, part: type, as_json: bool) -> None:
-    from dipole.core.train.names import USE
+    from dipole.core.train.domains import USE
 
     about = inspect.getdoc(part) or ""
     if as_json:

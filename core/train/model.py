@@ -1,4 +1,8 @@
-"""The untrained adapter and objective of a configuration."""
+"""The adapter and objective of a configuration: build them, and save and load what was trained.
+
+model/module.safetensors and model/objective.safetensors hold the weights. model/kept/ has what a domain needs in
+addition so that the model can be used without its training data (`Adapter.keep`).
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_model, save_model
+from torch import nn
 
 from dipole.core.objectives.objective import Composite, objective
 from dipole.core.train.adapter import Adapter
 from dipole.core.train.config import RunConfig
 from dipole.core.train.domains import adapter_class
 from dipole.core.train.run_folder import RunFolder
+from dipole.core.utils.errors import CheckpointError
+from dipole.core.utils.files import disk_refusing, instead_of_file, replacing
 from dipole.core.utils.seeding import Seeds, seed_everything
 
 NARROW = 8  # width of the random rows
@@ -89,3 +98,50 @@ def _try_pairs(text: str, example: Callable[..., Any], arguments: tuple[Hashable
     with torch.random.fork_rng(devices=[]):
         built = objective(text, NARROW)
         built(example(built, NARROW, *arguments))
+
+
+def save_kept(folder: Path, adapter: Adapter) -> None:
+    """Write the files that a domain needs in addition to weights, atomically. No folder if it needs none."""
+    if not keeps(type(adapter)):
+        return
+    with disk_refusing(f"cannot save the model {folder}", CheckpointError), replacing(folder) as temporary:
+        temporary.mkdir()
+        adapter.keep(temporary)
+
+
+def keeps(adapter: type[Adapter]) -> bool:
+    """Return whether a domain needs files other than weights and configuration."""
+    return adapter.keep is not Adapter.keep
+
+
+def save_weights(folder: Path, module: nn.Module, objective: Composite | None) -> None:
+    """Write both files, each atomically. Tied weights are stored once and stay tied (`save_model`)."""
+    for name, part in _parts(module, objective).items():
+        path = folder / f"{name}.safetensors"
+        with disk_refusing(f"cannot save the model {path}", CheckpointError), replacing(path) as temporary:
+            save_model(part, str(temporary))
+
+
+def load_weights(folder: Path, module: nn.Module, objective: Composite | None) -> None:
+    """Read both files into modules of the same configuration."""
+    for name, part in _parts(module, objective).items():
+        path = folder / f"{name}.safetensors"
+        if found := instead_of_file(path):
+            raise CheckpointError(f"the model {path} cannot be loaded: it is {found}. Train again with --overwrite.")
+        try:
+            load_model(part, str(path))
+        except FileNotFoundError as error:
+            raise CheckpointError(
+                f"the model {path} is missing; was the run finished? `dipole train` continues it."
+            ) from error
+        except (OSError, SafetensorError, RuntimeError) as error:
+            raise CheckpointError(
+                f"the model {path} cannot be loaded: {error}. Train again with --overwrite."
+            ) from error
+
+
+def _parts(module: nn.Module, objective: Composite | None) -> dict[str, nn.Module]:
+    parts = {"module": module}
+    if objective is not None and objective.state_dict():
+        parts["objective"] = objective
+    return parts
