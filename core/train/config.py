@@ -46,8 +46,6 @@ class Settings(BaseModel):
             found["defaults_version"] = self.defaults_version
         for name, (default, usual) in _defaults(type(self)).items():
             value = getattr(self, name)
-            if value is default and not isinstance(value, Settings):
-                continue
             values = _determining(value, default)
             # A nested table may add values of its own (defaults_version, a preset).
             if values != usual or (values and isinstance(value, Settings)):
@@ -218,17 +216,18 @@ class TrainConfig(Settings):
     def _complete(self) -> TrainConfig:
         """Check that the settings fit together, and fill in defaults that depend on others."""
         problems = []
-        if (self.epochs is None) == (self.steps is None):
-            both = "give either epochs or steps, not both; --set train.epochs= takes the recipe's away"
-            problems.append(both if self.epochs else "give epochs or steps")
-        if self.optimizer in ("adam", "adamw"):
-            if self.momentum is not None:
-                problems.append(f"momentum has no effect with optimizer {self.optimizer!r}. Use sgd or lars, or betas")
-            if self.betas is not None and not all(0 <= beta < 1 for beta in self.betas):
-                problems.append(f"betas must lie in [0, 1), got {list(self.betas)}")
-        elif self.betas is not None:
+        is_adam, is_stepped = self.optimizer in ("adam", "adamw"), self.rate_schedule == "step"
+        if self.epochs is None and self.steps is None:
+            problems.append("give epochs or steps")
+        if self.epochs is not None and self.steps is not None:
+            problems.append("give either epochs or steps, not both; --set train.epochs= takes the recipe's away")
+        if is_adam and self.momentum is not None:
+            problems.append(f"momentum has no effect with optimizer {self.optimizer!r}. Use sgd or lars, or betas")
+        if not is_adam and self.betas is not None:
             problems.append(f"betas has no effect with optimizer {self.optimizer!r}. Use momentum")
-        if self.rate_schedule == "step":
+        if not all(0 <= beta < 1 for beta in self.betas or ()):
+            problems.append(f"betas must lie in [0, 1), got {list(self.betas or ())}")
+        if is_stepped:
             if not self.milestones or list(self.milestones) != sorted(self.milestones) or self.milestones[0] < 0:
                 problems.append("schedule 'step' needs milestones in increasing order, such as [60, 80]")
         elif self.milestones is not None or self.decay is not None:
@@ -244,23 +243,18 @@ class TrainConfig(Settings):
             )
         if self.curves_on == "test" and (self.evaluate_on == "validation" or self.evaluate_every is None):
             problems.append("curves_on 'test' has an effect with evaluate_on 'test' and evaluate_every alone")
-        if self.length and self.warmup > self.length:
+        if 0 < self.length < self.warmup:
             problems.append(f"warmup ({self.warmup:g}) is longer than the run ({self.length} {self.unit})")
         if problems:
             raise ValueError("; ".join(problems))
-        dependent: dict[str, Any] = {"checkpoint_every": 1}
-        if self.unit == "steps":
-            dependent["checkpoint_every"] = 1000
-        if self.optimizer in ("adam", "adamw"):
-            dependent["betas"] = (0.9, 0.999)
-        else:
-            dependent["momentum"] = 0.9
-        if self.rate_schedule == "step":
-            dependent["decay"] = 0.1
-        for key, value in dependent.items():
-            if getattr(self, key) is None:
-                # Bypass the frozen model: the stored configuration must be complete.
-                self.__dict__[key] = value
+        for key, value, applies in (
+            ("checkpoint_every", {"epochs": 1, "steps": 1000}[self.unit], True),
+            ("betas", (0.9, 0.999), is_adam),
+            ("momentum", 0.9, not is_adam),
+            ("decay", 0.1, is_stepped),
+        ):
+            if applies and getattr(self, key) is None:
+                self.__dict__[key] = value  # the model is frozen, and the stored configuration must be complete
         return self
 
     @property
@@ -332,12 +326,11 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _schedules_fit(self) -> RunConfig:
-        if self.train.curves:
+        if curves := self.train.curves:
             built = None
             if self.objective != "none":
                 built = _build(self.objective)
-            problems = schedules.check(self.train.curves, built, self.train.length)
-            if problems:
+            if problems := schedules.check(curves, built, self.train.length):
                 raise ValueError("; ".join(problems))
         return self
 

@@ -118,25 +118,11 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield f"{prefix}{key}", value
 
 
-@dataclass(frozen=True)
-class Target:
-    """The target of an entry of [train.schedule]: the weight of a term, or one of its options."""
+def target(name: str, objective: Composite | None) -> tuple[int, str]:
+    """Return the place of the term and the option of a name such as "dp.weight".
 
-    name: str
-    objective: Composite
-    place: int
-    term: Any
-    option: str
-
-    def set(self, value: float) -> None:
-        if self.option == WEIGHT:
-            self.objective.weights[self.place] = value
-        else:
-            setattr(self.term, self.option, value)
-
-
-def target(name: str, objective: Composite | None) -> Target:
-    """Return the target of a name such as "dp.weight". Raise ValueError if there is none that can be scheduled."""
+    Raise ValueError if there is none that can be scheduled.
+    """
     if objective is None:
         raise ValueError("there is no objective (it is 'none')")
     owner, _, option = name.rpartition(".")
@@ -147,13 +133,20 @@ def target(name: str, objective: Composite | None) -> Target:
             "or TERM.OPTION"
         )
     place = objective.names.index(owner)
-    term: Any = objective.terms[place]
-    names = [WEIGHT, *_options(term)]
+    names = [WEIGHT, *_options(objective.terms[place])]
     if option not in names:
         raise ValueError(
             f"{owner} has nothing {option!r} to schedule.{nearest(option, names)} It has: {', '.join(names)}"
         )
-    return Target(name, objective, place, term, option)
+    return place, option
+
+
+def set_value(objective: Any, place: int, option: str, value: float) -> None:
+    """Set the weight or an option of the term at a place."""
+    if option == WEIGHT:
+        objective.weights[place] = value
+    else:
+        setattr(objective.terms[place], option, value)
 
 
 def _options(term: Any) -> list[str]:
@@ -170,33 +163,33 @@ def check(curves: Mapping[str, Interpolation], objective: Composite | None, leng
     for name, curve in curves.items():
         try:
             curve.check(length)
-            _check_values(target(name, objective), curve)
+            place, option = target(name, objective)
+            assert objective is not None
+            # Between their ends all curves are monotone, so that ranges hold if they hold at the ends.
+            if option != WEIGHT:
+                _check_option(objective.terms[place], option, sorted(set(curve.values)))
+            elif min(curve.values) < 0:
+                raise ValueError("a weight must be >= 0")
         except (ValueError, OptionError) as error:
             problems.append(f"train.schedule.{name}: {error}")
     return problems
 
 
-def _check_values(found: Target, curve: Interpolation) -> None:
-    # Between their ends all curves are monotone, so that ranges hold if they hold at the ends.
-    if found.option == WEIGHT:
-        if min(curve.values) < 0:
-            raise ValueError("a weight must be >= 0")
-        return
-    kind, given = type(found.term), found.term.__dict__["given"]
+def _check_option(term: Any, option: str, values: list[float]) -> None:
+    """Raise an error if an option cannot have the values, or if a term computes something from it when it is built."""
     import torch  # late: a configuration without schedules does not need it
 
-    values = sorted(set(curve.values))
     with torch.random.fork_rng(devices=[]):  # constructors may draw parameters
-        moved, *others = [kind(**{**given, found.option: value}) for value in values]
+        moved, *others = [type(term)(**{**term.__dict__["given"], option: value}) for value in values]
     derived = set()
     for value, built in zip(values[1:], others, strict=True):
-        setattr(moved, found.option, value)
+        setattr(moved, option, value)
         now, wanted = _plain(moved), _plain(built)
         derived |= {key for key in wanted if now.get(key) != wanted[key]}
     if derived:
         names = ", ".join(sorted(derived))
         raise ValueError(
-            f"{found.term.registered_name()} computes {names} from it when it is built, so it cannot "
+            f"{term.registered_name()} computes {names} from it when it is built, so it cannot "
             "change afterwards. Keep the option alone as an attribute and compute the rest where it is used"
         )
 
@@ -210,14 +203,15 @@ class Schedules:
     """Sets weights and options of an objective to their values at a step."""
 
     def __init__(self, train: Any, objective: Composite | None, steps_per_epoch: int) -> None:
-        self._targets = [(target(name, objective), curve) for name, curve in train.curves.items()]
+        self._objective = objective
+        self._curves = [(name, *target(name, objective), curve) for name, curve in train.curves.items()]
         self._length, self._unit = train.length, train.in_steps(1, steps_per_epoch)
 
     def set(self, step: int) -> dict[str, float]:
         """Set the values of update `step` (from 0). Return them by "train/schedule.NAME"."""
         values = {}
-        for found, curve in self._targets:
+        for name, place, option, curve in self._curves:
             value = curve.at(step / self._unit, self._length)
-            found.set(value)
-            values[f"train/schedule.{found.name}"] = value
+            set_value(self._objective, place, option, value)
+            values[f"train/schedule.{name}"] = value
         return values

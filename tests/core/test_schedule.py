@@ -65,7 +65,7 @@ def test_a_scheduled_option_gives_what_an_objective_built_with_it_gives(entry):
         if schedule.check({name: schedule.read(f"linear({value * 0.9!r}, {value!r})")}, moved, 1.0):
             assert name == "co2.temperature"  # consistency_temperature is this one where it is not given
             continue
-        schedule.target(name, moved).set(value)
+        schedule.set_value(moved, *schedule.target(name, moved), value)
         if option.name == schedule.WEIGHT:
             continue  # the term's weight in the sum
         torch.default_generator.manual_seed(0)
