@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from dipole.core.record import FILE, Part, RunRecord, read_part, read_record, with_additions
+from dipole.core.record import MEASURED, Part, RunRecord, read_part, read_record, with_additions
 from dipole.core.utils.errors import DataError, RecordError
 from dipole.core.utils.files import disk_refusing
 
@@ -71,7 +71,7 @@ def read_records(folder: Path) -> Collection:
         try:
             found.records[record.hash] = with_additions(record, path)
         except RecordError as error:
-            found.problems.append(Problem(path / FILE, str(error)))
+            found.problems.append(Problem(path / MEASURED, str(error)))
     return found
 
 
