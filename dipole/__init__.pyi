@@ -32,10 +32,10 @@ from dipole.core.train.compute_loss import compute_loss as compute_loss
 from dipole.core.train.config import Settings as Settings
 from dipole.core.train.domains import Domain as Domain
 from dipole.core.train.domains import add_domain as add_domain
+from dipole.core.train.model import load_run as load_run
 from dipole.core.train.recipe import load_recipe as load_recipe
 from dipole.core.train.run import train as train
 from dipole.core.train.run_folder import find_run as find_run
-from dipole.core.train.trained_run import load_run as load_run
 from dipole.core.utils.errors import CheckpointError as CheckpointError
 from dipole.core.utils.errors import ConfigError as ConfigError
 from dipole.core.utils.errors import DataError as DataError

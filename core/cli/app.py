@@ -27,11 +27,13 @@ from typing import TYPE_CHECKING, cast
 from dipole.core.cli import commands, output
 from dipole.core.cli.parser import Configure, Parser, UsageError, command_parser
 from dipole.core.cli.words import GROUPS, START, SUGGESTION_FOR
+from dipole.core.objectives.registry import registry
+from dipole.core.train.domains import broken_domains
 from dipole.core.utils.errors import ConfigError, DipoleError, nearest
 from dipole.core.utils.extras import source_folder
 from dipole.core.utils.files import disk_error, why
 from dipole.core.utils.launched import first_message
-from dipole.core.utils.plugins import OURS, PluginError, distribution, is_ours, load, load_each, points
+from dipole.core.utils.plugins import OURS, PluginError, broken_folders, distribution, is_ours, load, load_each, points
 from dipole.core.utils.text import definitions, fitted, screen_width
 from dipole.core.utils.version import __version__
 
@@ -139,24 +141,30 @@ def _main(arguments: list[str], as_json: bool) -> int:
 
 def names() -> list[str]:
     """Return the names of all commands, sorted."""
-    return sorted({*_own(), *(point.name for point in points("commands"))})
+    return sorted(_declared())
 
 
 def _own() -> list[str]:
     return [module.name for module in iter_modules(commands.__path__)]
 
 
+def _declared() -> dict[str, EntryPoint | None]:
+    """Return the entry point of each command, None for those of `commands`. The first of a name counts."""
+    declared: dict[str, EntryPoint | None] = {point.name: point for point in reversed(points("commands"))}
+    return declared | dict.fromkeys(_own())
+
+
 def _find(name: str) -> Configure:
-    if name in _own():
+    known = _declared()
+    if point := known.get(name):
+        return _load(point)
+    if name in known:
         return cast(Configure, import_module(f"{commands.__name__}.{name}").configure)
-    for point in points("commands"):
-        if point.name == name:
-            return _load(point)
     word = name.lower()
-    hint = nearest(word, names())
+    hint = nearest(word, known)
     if word in SUGGESTION_FOR:
         hint = f" {SUGGESTION_FOR[word]}."
-    raise ConfigError(f"unknown command {name!r}.{hint} Commands: {', '.join(names())}.")
+    raise ConfigError(f"unknown command {name!r}.{hint} Commands: {', '.join(sorted(known))}.")
 
 
 def _load(point: EntryPoint) -> Configure:
@@ -170,17 +178,11 @@ def _load(point: EntryPoint) -> Configure:
 def broken_plugins(kind: str) -> list[PluginError]:
     """Load the plug-ins of one of `utils.plugins.GROUPS` and return what is wrong with them."""
     if kind == "objectives":
-        from dipole.core.objectives.registry import registry
-
         return list(registry.broken.values())
     if kind == "domains":
-        from dipole.core.train.domains import broken_domains
-
         return broken_domains()
     if kind == "commands":
         return load_each("commands", _load, _own())[1]
-    from dipole.core.utils.plugins import broken_folders
-
     return broken_folders(kind)
 
 
@@ -189,12 +191,19 @@ def listed_commands() -> list[dict[str, str]]:
 
     Other packages may be slow or broken, so they are not imported. Their commands get the package's summary.
     """
-    declared: dict[str, EntryPoint | None] = {point.name: point for point in reversed(points("commands"))}
-    found = declared | dict.fromkeys(_own())
-    return [
-        {"name": name, "summary": _summary(name, found[name]), "package": _package(found[name])}
-        for name in sorted(found)
-    ]
+    found = []
+    for name, point in sorted(_declared().items()):
+        owner = OURS
+        if point is None or is_ours(point):
+            try:
+                summary = (_find(name).__doc__ or "").strip().partition("\n")[0]
+            except PluginError as error:
+                summary = f"cannot be imported: {error.reason}"
+        else:
+            owner = distribution(point)
+            summary = (point.dist.metadata["Summary"] if point.dist else "") or "added"
+        found.append({"name": name, "summary": summary, "package": owner})
+    return found
 
 
 def by(origin: str) -> str:
@@ -202,19 +211,6 @@ def by(origin: str) -> str:
     if origin in ("", OURS):
         return ""
     return f" (by {origin})"
-
-
-def _package(point: EntryPoint | None) -> str:
-    return OURS if point is None or is_ours(point) else distribution(point)
-
-
-def _summary(name: str, point: EntryPoint | None) -> str:
-    if point is None or is_ours(point):
-        try:
-            return (_find(name).__doc__ or "").strip().partition("\n")[0]
-        except PluginError as error:
-            return f"cannot be imported: {error.reason}"
-    return (point.dist.metadata["Summary"] if point.dist else "") or "added"
 
 
 def whole_parser() -> argparse.ArgumentParser:

@@ -6,22 +6,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dipole.core.objectives.gather import all_gather_pairs
 from dipole.core.record import Number, RunRecord, hardware, library_versions, now, write_record
 from dipole.core.train.config import RunConfig
 from dipole.core.train.evaluation import Evaluated, diagnose_pairs, evaluate_model
-from dipole.core.train.metrics import MetricsFile
+from dipole.core.train.metrics import crossed
 from dipole.core.train.model import load_weights, save_weights
-from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.signals import Interrupted
-from dipole.core.train.trackers import Trackers
 from dipole.core.utils.distributed import as_single_process
 from dipole.core.utils.errors import ConfigError, DipoleError, nearest
 from dipole.core.utils.machine import peak_memory
@@ -29,14 +27,8 @@ from dipole.core.utils.seeding import rng_state, set_rng_state
 from dipole.core.utils.text import number
 
 Status = Literal["running", "done", "failed", "interrupted"]
-PROGRESS_VALUES = ("train/loss", "train/return")
 SHOWN_RESULTS = 4
 """Results of an evaluation that are printed. metrics.jsonl has all of them."""
-
-
-def crossed(previous: int, step: int, every: int) -> bool:
-    """Return whether a multiple of `every` (0: never) lies between two steps."""
-    return every > 0 and step // every > previous // every
 
 
 class TermNotes:
@@ -73,70 +65,6 @@ class TermNotes:
 
     def load_state_dict(self, state: dict[str, Any], run: Any) -> None:
         self._steady = state["notes"]["steady"]
-
-
-class Metrics:
-    """Average the values since the last line and write them to metrics.jsonl, the progress bar and the trackers.
-
-    Tensors are summed where they are: nothing waits for the device until a line is due.
-    """
-
-    def __init__(self, config: RunConfig, folder: RunFolder, is_main: bool, log: Sequence[str], state: Any) -> None:
-        self._sums: dict[str, Any] = {}
-        self._counts: dict[str, int] = {}
-        self._every = config.train.log_every
-        self._file: MetricsFile | None = None
-        self._trackers: Trackers | None = None
-        if is_main:
-            seen = state or {"metrics_bytes": 0, "step": 0}
-            if log:
-                self._trackers = Trackers(log, config, folder, seen["metrics_bytes"], seen["step"])
-            self._file = MetricsFile(folder.metrics, seen["metrics_bytes"])
-
-    def on_step(self, run: Any, previous: int, values: Mapping[str, Tensor | float]) -> None:
-        for name, value in values.items():
-            self._sums[name] = self._sums.get(name, 0) + value
-            self._counts[name] = self._counts.get(name, 0) + 1
-        if run.is_finished or crossed(previous, run.step, self._every):
-            run.log(self._means())
-
-    def _means(self) -> dict[str, float]:
-        """Return the means and begin new ones. This waits for the device."""
-        tensors = {name: value for name, value in self._sums.items() if isinstance(value, Tensor)}
-        if tensors:
-            self._sums |= dict(zip(tensors, torch.stack([*tensors.values()]).tolist(), strict=True))
-        means = {name: value / self._counts[name] for name, value in self._sums.items()}
-        self._sums, self._counts = {}, {}
-        return means
-
-    def write(self, run: Any, values: Mapping[str, float | None]) -> None:
-        """Write one line for the current step."""
-        shown = {name: value for name, value in values.items() if name in PROGRESS_VALUES and value is not None}
-        if shown:
-            run.progress.values(shown)
-        if self._file is not None:
-            line = {"step": run.step, "epoch": round(run.epoch, 4), "time": round(run.elapsed, 2), **values}
-            self._file.write(line)
-        if self._trackers is not None:
-            self._trackers.log(run.step, values)
-
-    def close(self, status: Literal["done", "failed", "interrupted"]) -> None:
-        if self._file is not None:
-            self._file.close()
-        if self._trackers is not None:
-            self._trackers.close(status)
-
-    def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"meter": {"sums": dict(self._sums), "counts": dict(self._counts)}}
-        if self._file is not None:
-            state["metrics_bytes"] = self._file.position()
-        return state
-
-    def load_state_dict(self, state: dict[str, Any], run: Any) -> None:
-        self._sums, self._counts = dict(state["meter"]["sums"]), dict(state["meter"]["counts"])
-        for name, value in self._sums.items():
-            if isinstance(value, Tensor):
-                self._sums[name] = value.to(run.device)
 
 
 class Evaluations:

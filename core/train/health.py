@@ -22,9 +22,9 @@ from dipole.core.objectives.spectrum import effective_rank
 from dipole.core.objectives.term_values import Outcome
 from dipole.core.record import Number, finite
 from dipole.core.train.adapter import Adapter
-from dipole.core.train.callbacks import crossed
 from dipole.core.train.config import GRAPHED
 from dipole.core.train.evaluation import POINTS
+from dipole.core.train.metrics import crossed
 from dipole.core.utils.distributed import all_sum, as_single_process, world_size
 from dipole.core.utils.microbatch import RngAndBuffers
 from dipole.core.utils.seeding import isolated

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -161,24 +161,20 @@ def parquet(out: Path, key: str) -> Iterator[Write]:
             f"-o {out}: parquet needs {error.name}; install it with: {install_line('text')}. Or write an .npy file."
         ) from error
     file: Any = None
-    with replacing(out) as temporary:
-        try:
+    with replacing(out) as temporary, ExitStack() as stack:
 
-            def write(names: list[Any], found: np.ndarray[Any, Any]) -> None:
-                nonlocal file
-                flat = pyarrow.array(np.ascontiguousarray(found, dtype=np.float32).ravel())
-                lists = pyarrow.FixedSizeListArray.from_arrays(flat, found.shape[1])
-                if isinstance(names[0], str):  # names of files may be no UTF-8
-                    names = [name.encode(errors="backslashreplace").decode() for name in names]
-                table = pyarrow.table({key: pyarrow.array(names), "features": lists})
-                if file is None:
-                    file = ParquetWriter(str(temporary), table.schema)
-                file.write_table(table)
+        def write(names: list[Any], found: np.ndarray[Any, Any]) -> None:
+            nonlocal file
+            flat = pyarrow.array(np.ascontiguousarray(found, dtype=np.float32).ravel())
+            lists = pyarrow.FixedSizeListArray.from_arrays(flat, found.shape[1])
+            if isinstance(names[0], str):  # names of files may be no UTF-8
+                names = [name.encode(errors="backslashreplace").decode() for name in names]
+            table = pyarrow.table({key: pyarrow.array(names), "features": lists})
+            if file is None:
+                file = stack.enter_context(ParquetWriter(str(temporary), table.schema))
+            file.write_table(table)
 
-            yield write
-        finally:
-            if file is not None:
-                file.close()
+        yield write
 
 
 @contextmanager

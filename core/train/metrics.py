@@ -1,17 +1,105 @@
-"""Write and read metrics.jsonl, one line of numbers per logged step."""
+"""The numbers of a run: metrics.jsonl, a line for each logged step, and trackers that get the same lines.
+
+Trackers are TensorBoard, Weights & Biases, MLflow and trackio. accelerate's tracker classes do the logging. This module
+continues the right run after a resume, logs no line twice, and reports how a run ended.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from dipole.core.utils.files import disk_refusing
-from dipole.core.utils.received import parse_json, read_lines
+import torch
+from torch import Tensor
+
+from dipole.core.train.config import RunConfig
+from dipole.core.train.run_folder import RunFolder
+from dipole.core.train.schedule import flat
+from dipole.core.utils.errors import ConfigError, ReceivedError, TrainingError, nearest
+from dipole.core.utils.extras import install_line
+from dipole.core.utils.files import atomic_write, disk_refusing
+from dipole.core.utils.received import parse_json, read_bytes, read_json, read_lines
+
+Ending = Literal["done", "failed", "interrupted"]
+PROGRESS_VALUES = ("train/loss", "train/return")
+PROJECT = "dipole"
+NAMES = ("tensorboard", "wandb", "mlflow", "trackio")
+
+
+def crossed(previous: int, step: int, every: int) -> bool:
+    """Return whether a multiple of `every` (0: never) lies between two steps."""
+    return every > 0 and step // every > previous // every
+
+
+class Metrics:
+    """Average the values since the last line and write them to metrics.jsonl, the progress bar and the trackers.
+
+    Tensors are summed where they are: nothing waits for the device until a line is due.
+    """
+
+    def __init__(self, config: RunConfig, folder: RunFolder, is_main: bool, log: Sequence[str], state: Any) -> None:
+        self._sums: dict[str, Any] = {}
+        self._counts: dict[str, int] = {}
+        self._every = config.train.log_every
+        self._file: MetricsFile | None = None
+        self._trackers: Trackers | None = None
+        if is_main:
+            seen = state or {"metrics_bytes": 0, "step": 0}
+            if log:
+                self._trackers = Trackers(log, config, folder, seen["metrics_bytes"], seen["step"])
+            self._file = MetricsFile(folder.metrics, seen["metrics_bytes"])
+
+    def on_step(self, run: Any, previous: int, values: Mapping[str, Tensor | float]) -> None:
+        for name, value in values.items():
+            self._sums[name] = self._sums.get(name, 0) + value
+            self._counts[name] = self._counts.get(name, 0) + 1
+        if run.is_finished or crossed(previous, run.step, self._every):
+            run.log(self._means())
+
+    def _means(self) -> dict[str, float]:
+        """Return the means and begin new ones. This waits for the device."""
+        tensors = {name: value for name, value in self._sums.items() if isinstance(value, Tensor)}
+        if tensors:
+            self._sums |= dict(zip(tensors, torch.stack([*tensors.values()]).tolist(), strict=True))
+        means = {name: value / self._counts[name] for name, value in self._sums.items()}
+        self._sums, self._counts = {}, {}
+        return means
+
+    def write(self, run: Any, values: Mapping[str, float | None]) -> None:
+        """Write one line for the current step."""
+        shown = {name: value for name, value in values.items() if name in PROGRESS_VALUES and value is not None}
+        if shown:
+            run.progress.values(shown)
+        if self._file is not None:
+            line = {"step": run.step, "epoch": round(run.epoch, 4), "time": round(run.elapsed, 2), **values}
+            self._file.write(line)
+        if self._trackers is not None:
+            self._trackers.log(run.step, values)
+
+    def close(self, status: Ending) -> None:
+        if self._file is not None:
+            self._file.close()
+        if self._trackers is not None:
+            self._trackers.close(status)
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"meter": {"sums": dict(self._sums), "counts": dict(self._counts)}}
+        if self._file is not None:
+            state["metrics_bytes"] = self._file.position()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any], run: Any) -> None:
+        self._sums, self._counts = dict(state["meter"]["sums"]), dict(state["meter"]["counts"])
+        for name, value in self._sums.items():
+            if isinstance(value, Tensor):
+                self._sums[name] = value.to(run.device)
 
 
 class MetricsFile:
@@ -61,3 +149,111 @@ def _short(value: Any) -> Any:
     if not math.isfinite(value):
         return None
     return float(f"{value:.7g}")
+
+
+# Trackers ------------------------------------------------------------------------------------------------------------
+
+
+def check_trackers(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names once each. Raise ConfigError if one is unknown, or its package is not installed."""
+    wanted = tuple(dict.fromkeys(names))
+    for name in wanted:
+        if name not in NAMES:
+            raise ConfigError(f"--log: unknown tracker {name!r}.{nearest(name, NAMES)} Allowed: {', '.join(NAMES)}.")
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(f"--log {name} needs a package that is not installed: {install_line(name)}")
+    return wanted
+
+
+class Trackers:
+    """The trackers of a run in progress. Their errors end the run with a message that names the tracker.
+
+    trackers.json of the run's folder has their ids of the run and the number of logged lines. `keep_bytes` is the size
+    of metrics.jsonl at the checkpoint of `step`. Trackers may have later lines too.
+    """
+
+    def __init__(self, names: Sequence[str], config: RunConfig, folder: RunFolder, keep_bytes: int, step: int) -> None:
+        known: dict[str, Any] = {}
+        self._lines = self._logged = 0  # of metrics.jsonl so far, and those that trackers have already
+        if keep_bytes:
+            with suppress(ReceivedError):
+                written = read_bytes(folder.metrics)
+                self._lines = written[:keep_bytes].count(b"\n")
+                self._logged = written.count(b"\n")
+                known = read_json(folder.trackers)
+                self._logged = max(self._logged, known["lines"])
+        keys: dict[str, str] = known.get("keys", {})
+        # TensorBoard drops the later lines by itself (purge_step).
+        self._continued = {name for name in names if name in keys and name != "tensorboard"}
+        self._trackers: dict[str, Any] = {}
+        values = {
+            name: value if isinstance(value, str | int | float) else json.dumps(value)
+            for name, value in flat(config.model_dump(mode="json", exclude_none=True))
+        }
+        from accelerate import PartialState
+
+        PartialState()  # accelerate's trackers ask it whether they are the first process
+        for name in names:
+            key = keys.get(name) or uuid.uuid4().hex
+            with _naming(name):
+                tracker = _build(name, f"{config.name} {config.hash}", key, name in keys, folder, step)
+                self._trackers[name] = tracker
+                tracker.start()
+                if name not in keys:
+                    tracker.store_init_configuration(values | {"hash": config.hash})
+            if name == "mlflow":
+                key = tracker.tracker.info.run_id
+            keys[name] = key
+        with disk_refusing(f"cannot write {folder.trackers}"):
+            atomic_write(folder.trackers, json.dumps({"keys": keys, "lines": self._logged}))
+
+    def log(self, step: int, values: Mapping[str, float | None]) -> None:
+        """Log a line of metrics.jsonl, unless an earlier attempt logged it."""
+        self._lines += 1
+        finite = {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
+        for name, tracker in self._trackers.items():
+            if self._lines > self._logged or name not in self._continued:
+                with _naming(name):
+                    tracker.log(finite, step=step)
+
+    def close(self, ending: Ending) -> None:
+        """Report how the run ended and close the trackers. Their errors must not hide an error of the run."""
+        for name, tracker in self._trackers.items():
+            with nullcontext() if ending == "done" else suppress(TrainingError), _naming(name):
+                if name == "wandb":
+                    tracker.run.finish(exit_code=int(ending != "done"))
+                if name == "mlflow":
+                    import mlflow
+
+                    mlflow.end_run({"done": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}[ending])
+                tracker.finish()
+        self._trackers = {}
+
+
+def _build(name: str, title: str, key: str, is_known: bool, folder: RunFolder, step: int) -> Any:
+    """Return accelerate's tracker. `key` is the tracker's id of the run, the same in all attempts."""
+    from accelerate import tracking
+
+    if name == "tensorboard":
+        # Events after the checkpoint are dropped, from that step on.
+        return tracking.TensorBoardTracker("tensorboard", folder.path, purge_step=step + 1 if step else None)
+    if name == "wandb":
+        # It writes into the run's folder. WANDB_MODE=offline needs no network.
+        project = os.environ.get("WANDB_PROJECT", PROJECT)
+        return tracking.WandBTracker(project, id=key, name=title, resume="allow", dir=str(folder.path))
+    if name == "mlflow":
+        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        return tracking.MLflowTracker(experiment, run_id=key if is_known else None, run_name=title)
+    project = os.environ.get("TRACKIO_PROJECT", PROJECT)
+    return tracking.TrackioTracker(project, name=f"{title} {key[:6]}", resume="allow")
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Turn errors of a tracker into one message."""
+    try:
+        yield
+    except Exception as error:
+        raise TrainingError(
+            f"--log {name}: {type(error).__name__}: {error}. Leave the tracker out to train without it."
+        ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -41,13 +42,12 @@ def write_onnx(
     """
     check_onnx()
     named = {name: dict(enumerate(names)) for name, names in free.items()}
-    writers = [_write, _write_traced]
-    if any(isinstance(part, nn.RNNBase) for part in module.modules()):
-        writers.reverse()  # `torch.export` unrolls recurrent networks, which takes a hundred times as long
+    # `torch.export` unrolls recurrent networks, which takes a hundred times as long.
+    first = any(isinstance(part, nn.RNNBase) for part in module.modules())
     errors = []
-    for write in writers:
+    for traced in (first, not first):
         try:
-            write(folder / FILE, module, tried[0], named)
+            _write(folder / FILE, module, tried[0], named, traced)
             off = _off(folder / FILE, module, tried)
             break
         except Exception as error:  # torch.export, torch.onnx, onnxscript and onnxruntime have no common base
@@ -76,38 +76,22 @@ def _off(path: Path, module: nn.Module, tried: Sequence[Mapping[str, Tensor]]) -
     return max(found, key=lambda each: (each != each, each))  # no number is the furthest off
 
 
-def _write(path: Path, module: nn.Module, example: Mapping[str, Tensor], free: Mapping[str, Mapping[int, str]]) -> None:
-    axes = {axis: torch.export.Dim(axis) for names in free.values() for axis in names.values()}
-    shapes = {name: {place: axes[axis] for place, axis in names.items()} for name, names in free.items()}
-    with _quiet():
-        program = torch.onnx.export(
-            module,
-            kwargs=dict(example),
-            dynamo=True,
-            dynamic_shapes=shapes,
-            input_names=list(example),
-            output_names=[OUTPUT],
-            verbose=False,
-        )
+def _write(
+    path: Path, module: nn.Module, example: Mapping[str, Tensor], free: Mapping[str, Mapping[int, str]], traced: bool
+) -> None:
+    """Export by `torch.export`, or by tracing: `torch.export` fails on some shapes or fixes an axis that is free."""
+    export = partial(torch.onnx.export, module, kwargs=dict(example), input_names=list(example), output_names=[OUTPUT])
+    # If tracing fails, it would print thousands of lines.
+    with _quiet(), mock.patch.object(torch._C, "_jit_onnx_log", create=True):
+        if traced:
+            axes = {name: dict(each) for name, each in free.items()} | {OUTPUT: {0: "batch"}}
+            export(f=path, dynamo=False, dynamic_axes=axes)
+            return
+        dims = {axis: torch.export.Dim(axis) for names in free.values() for axis in names.values()}
+        shapes = {name: {place: dims[axis] for place, axis in names.items()} for name, names in free.items()}
+        program = export(dynamo=True, dynamic_shapes=shapes, verbose=False)
         assert program is not None  # with dynamo there is one
         program.save(path)
-
-
-def _write_traced(
-    path: Path, module: nn.Module, example: Mapping[str, Tensor], free: Mapping[str, Mapping[int, str]]
-) -> None:
-    """Export by tracing the example: `torch.export` fails on some shapes or fixes an axis that should be free."""
-    # If it fails, it would print thousands of lines.
-    with _quiet(), mock.patch.object(torch._C, "_jit_onnx_log", create=True):
-        torch.onnx.export(
-            module,
-            kwargs=dict(example),
-            f=path,
-            dynamo=False,
-            dynamic_axes={name: dict(axes) for name, axes in free.items()} | {OUTPUT: {0: "batch"}},
-            input_names=list(example),
-            output_names=[OUTPUT],
-        )
 
 
 def open_onnx(path: Path) -> Callable[[Mapping[str, Tensor]], Tensor]:

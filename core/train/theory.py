@@ -15,7 +15,7 @@ from dipole.core.objectives.regularizers.cllr import CLLR
 from dipole.core.objectives.regularizers.dp import DP
 from dipole.core.objectives.similarity import normalize
 from dipole.core.train.metrics import read_metrics
-from dipole.core.train.trained_run import load_run
+from dipole.core.train.model import load_run
 from dipole.core.utils.errors import DataError, OptionError, ReceivedError, RecordError
 from dipole.core.utils.freezing import in_mode
 from dipole.core.utils.seeding import Seeds, isolated

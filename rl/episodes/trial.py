@@ -11,8 +11,8 @@ import numpy as np
 
 from dipole.core.evaluation.intervals import interquartile_mean
 from dipole.core.train.launch import pick_device
+from dipole.core.train.model import load_run
 from dipole.core.train.run_folder import DEFAULT_RUNS, find_run
-from dipole.core.train.trained_run import load_run
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.seeding import isolated
 from dipole.core.utils.text import counted

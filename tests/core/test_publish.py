@@ -21,7 +21,7 @@ from runs import at_batch, lines, quiet, refused
 from torch import nn
 
 from dipole.core.cli import main
-from dipole.core.train import trackers
+from dipole.core.train import metrics
 from dipole.core.train.card import Card, check_push, push, set_licence, write_card
 from dipole.core.train.run import RunInterruptedError
 from dipole.core.utils import progress
@@ -258,7 +258,7 @@ def test_trackio(blobs, tmp_path, monkeypatch):
 def test_what_cannot_be_told_is_said_before_training(blobs, tmp_path, monkeypatch, capsys):
     said = refused(capsys, "train", blobs, "--log", "wandbb")
     assert "unknown tracker 'wandbb'. Did you mean 'wandb'? Allowed: tensorboard" in said
-    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(metrics.importlib.util, "find_spec", lambda name: None)
     said = "--log mlflow needs a package that is not installed: pip install .*mlflow"
     fails(ConfigError, said, quiet, blobs, *SETTINGS, runs=tmp_path / "runs", log=["mlflow"])
     assert not (tmp_path / "runs").exists()

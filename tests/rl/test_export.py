@@ -12,10 +12,10 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 
 from dipole.core.cli import main
+from dipole.core.train.model import evaluate_run, load_run
 from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import train
 from dipole.core.train.run_folder import RunFolder
-from dipole.core.train.trained_run import evaluate_run, load_run
 from dipole.core.utils.errors import CheckpointError, ConfigError
 from dipole.rl import ContrastiveSAC, DotEnv, make_env
 from dipole.rl.algorithms import open_agent

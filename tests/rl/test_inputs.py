@@ -13,10 +13,10 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from dipole.core.cli import main
+from dipole.core.train.model import evaluate_run
 from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import train
 from dipole.core.train.run_folder import RunFolder
-from dipole.core.train.trained_run import evaluate_run
 from dipole.rl import ContrastiveDrQ, ContrastiveSAC, DotEnv, FrameReplayBuffer, make_env
 from dipole.rl.algorithms import open_agent
 from dipole.rl.envs.running.validate import stack

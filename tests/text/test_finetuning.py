@@ -15,11 +15,11 @@ from transformers import AutoModel, AutoTokenizer
 
 from dipole.core.cli import main
 from dipole.core.train.finetuning import LoraTable
+from dipole.core.train.model import load_run
 from dipole.core.train.recipe import load_recipe, resolve
 from dipole.core.train.run import train
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.signals import RunInterruptedError
-from dipole.core.train.trained_run import load_run
 from dipole.core.utils.errors import CheckpointError, ConfigError, OptionError
 from dipole.text.adapter import TextAdapter
 from dipole.text.config import TextSettings

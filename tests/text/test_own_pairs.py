@@ -12,11 +12,10 @@ from transformers import MambaConfig
 
 import dipole
 from dipole.core.cli import main
-from dipole.core.train.model import construct
+from dipole.core.train.model import construct, load_run
 from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import RunInterruptedError
 from dipole.core.train.run_folder import RunFolder
-from dipole.core.train.trained_run import load_run
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.text.adapter import TextAdapter
 from dipole.text.config import TextSettings

@@ -10,9 +10,9 @@ from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import read_suite
 from dipole.benchmarks.suite_results import SuiteResults
 from dipole.core.cli import main
+from dipole.core.train.model import load_run
 from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run_folder import find_run
-from dipole.core.train.trained_run import load_run
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.seeding import Seeds
 from dipole.vision import gaussian_classes as G

@@ -17,8 +17,8 @@ from dipole import objective
 from dipole.core.cli import main
 from dipole.core.train.config import TrainConfig
 from dipole.core.train.memory_saving import PatchedEncoders
+from dipole.core.train.model import load_run
 from dipole.core.train.run_folder import RunFolder
-from dipole.core.train.trained_run import load_run
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.evaluation import recall, zero_shot

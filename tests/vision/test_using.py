@@ -12,8 +12,8 @@ from PIL import Image
 from transformers import AutoImageProcessor, AutoModel
 
 from dipole.core.cli import main
+from dipole.core.train.model import evaluate_run, load_run
 from dipole.core.train.run_folder import RunFolder
-from dipole.core.train.trained_run import evaluate_run, load_run
 from dipole.core.utils.errors import CheckpointError, ConfigError, DataError, OptionError
 from dipole.core.utils.pictures import open_rgb
 from dipole.vision.adapter import VisionAdapter

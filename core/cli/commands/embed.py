@@ -86,7 +86,7 @@ def _open(name: str, runs: Path, device: str | None, features: str | None) -> Em
         return _exported(folder, device, features)
     found = find_run(name, runs)
 
-    from dipole.core.train.trained_run import load_run
+    from dipole.core.train.model import load_run
 
     _, adapter, objective = load_run(found, device)
     return adapter.embedder(features, objective)

@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = find_run(arguments.run, arguments.runs)
     before = folder.read_record()
 
-    from dipole.core.train.trained_run import evaluate_run
+    from dipole.core.train.model import evaluate_run
     from dipole.core.utils.received import read_text
     from dipole.core.utils.text import number, printable, text_table
 

@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _write(arguments: argparse.Namespace, folder: RunFolder, out: Path) -> str | None:
     """Write the folder, upload it with --push, and return the address of the upload."""
-    from dipole.core.train.trained_run import load_run
+    from dipole.core.train.model import load_run
     from dipole.core.utils.files import disk_refusing
 
     record, adapter, objective = load_run(folder, "cpu")
