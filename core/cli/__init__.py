@@ -11,13 +11,10 @@ __all__ = ["Configure", "Runner", "main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
+    """Return the exit code of one command: 0 done, 1 failed, 2 wrong usage, 75 interrupted by a scheduler.
 
     Args:
         argv: its words, without `dipole`. The default is those of the process.
-
-    Returns:
-        Its exit code: 0 done, 1 failed, 2 wrong usage, 75 interrupted by a scheduler.
     """
     try:
         from dipole.core.cli.app import main as run  # imported here, so that Ctrl-C meanwhile is caught too

@@ -139,7 +139,7 @@ def compute_loss(
     dim: int | None = None,
     gradient_accumulation_steps: int = 1,
 ) -> ComputeLoss:
-    """Return a `compute_loss_func` for transformers' Trainer.
+    """Return a `compute_loss_func` for transformers' Trainer: (outputs, labels, num_items_in_batch) -> loss, ().
 
         trainer = Trainer(model, args, train_dataset=..., compute_loss_func=dipole.compute_loss("infonce + 0.1*dp"))
 
@@ -157,9 +157,6 @@ def compute_loss(
             `objective`, so the trainer optimises and saves both.
         dim: width of the embeddings, >= 1, needed with `model` for terms that have parameters of that width.
         gradient_accumulation_steps: the trainer's argument of that name, >= 1. Only used without labels.
-
-    Returns:
-        A function (outputs, labels=None, num_items_in_batch=None) -> loss, ().
 
     Raises:
         SpecError: for a wrong text.

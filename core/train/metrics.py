@@ -49,11 +49,9 @@ class Metrics:
         self._counts: dict[str, int] = {}
         self._every = config.train.log_every
         self._file: MetricsFile | None = None
-        self._trackers: Trackers | None = None
         if is_main:
             seen = state or {"metrics_bytes": 0, "step": 0}
-            if log:
-                self._trackers = Trackers(log, config, folder, seen["metrics_bytes"], seen["step"])
+            self._trackers = Trackers(log, config, folder, seen["metrics_bytes"], seen["step"])
             self._file = MetricsFile(folder.metrics, seen["metrics_bytes"])
 
     def on_step(self, run: Any, previous: int, values: Mapping[str, Tensor | float]) -> None:
@@ -80,13 +78,11 @@ class Metrics:
         if self._file is not None:
             line = {"step": run.step, "epoch": round(run.epoch, 4), "time": round(run.elapsed, 2), **values}
             self._file.write(line)
-        if self._trackers is not None:
             self._trackers.log(run.step, values)
 
     def close(self, status: Ending) -> None:
         if self._file is not None:
             self._file.close()
-        if self._trackers is not None:
             self._trackers.close(status)
 
     def state_dict(self) -> dict[str, Any]:
@@ -173,8 +169,11 @@ class Trackers:
     """
 
     def __init__(self, names: Sequence[str], config: RunConfig, folder: RunFolder, keep_bytes: int, step: int) -> None:
+        self._trackers: dict[str, Any] = {}
         known: dict[str, Any] = {}
         self._lines = self._logged = 0  # of metrics.jsonl so far, and those that trackers have already
+        if not names:
+            return
         if keep_bytes:
             with suppress(ReceivedError):
                 written = read_bytes(folder.metrics)
@@ -185,7 +184,6 @@ class Trackers:
         keys: dict[str, str] = known.get("keys", {})
         # TensorBoard drops the later lines by itself (purge_step).
         self._continued = {name for name in names if name in keys and name != "tensorboard"}
-        self._trackers: dict[str, Any] = {}
         values = {
             name: value if isinstance(value, str | int | float) else json.dumps(value)
             for name, value in flat(config.model_dump(mode="json", exclude_none=True))

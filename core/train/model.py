@@ -159,15 +159,14 @@ def _parts(module: nn.Module, objective: Composite | None) -> dict[str, nn.Modul
 def load_run(
     folder: RunFolder, device: str | None = None, settings: Sequence[str] = ()
 ) -> tuple[RunRecord, Adapter, Composite | None]:
-    """Rebuild a finished run with its trained weights from its folder.
+    """Return the record, the adapter and the objective of a finished run, with its trained weights.
+
+    They are rebuilt from its folder. The adapter's `module` and the objective (None for "none") are in eval mode.
 
     Args:
         folder: the run, as `find_run` returns it.
         device: "auto", "cpu", "cuda", "cuda:1" or "mps". None: the recipe's `device`.
         settings: "table.key=value" with the new places of moved data (keys of `Adapter.data_fields`).
-
-    Returns:
-        The record, the adapter (whose `module` has the trained weights), and the objective (None for "none").
 
     Raises:
         RecordError: the run is not finished, or its record cannot be read.

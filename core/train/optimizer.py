@@ -117,14 +117,6 @@ class LARS(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make one update.
-
-        Args:
-            closure: a function that computes the loss again, or None.
-
-        Returns:
-            The loss of the closure, or None.
-        """
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -202,15 +202,12 @@ def _domain_problems(config: RunConfig, adapter: type[Adapter]) -> list[str]:
 
 
 def load_recipe(recipe: str | Path, overrides: Iterable[str] = ()) -> Resolved:
-    """Read a recipe by name or path and resolve it with overrides.
+    """Return the complete configuration of a recipe with overrides, `config`, and where each value comes from.
 
     Args:
         recipe: a shipped name (`dipole list recipes`), or the path of a .toml file.
         overrides: "key=value" or "table.key=value" each. They override the recipe, and later ones override earlier
             ones. A value is read as TOML, null or None, or else as text. "key=" removes the recipe's value.
-
-    Returns:
-        The complete configuration, `config`, and where each value comes from.
 
     Raises:
         ConfigError: there is no such recipe, or the configuration is wrong. One message lists all problems.

@@ -219,10 +219,7 @@ class Run:
         return self.step >= self.total_steps
 
     def execute(self) -> RunRecord:
-        """Train to the end. Any error is in the record before it is raised.
-
-        Returns:
-            The record.
+        """Return the record after training to the end. Any error is in the record before it is raised.
 
         Raises:
             RunInterruptedError: a signal or a key ended it.
@@ -360,11 +357,7 @@ class Run:
         self.metrics.write(self, values)
 
     def evaluate(self) -> Evaluated | None:
-        """Evaluate the encoder as it is, and log the results.
-
-        Returns:
-            The results, or None on ranks other than 0.
-        """
+        """Return the results of the encoder as it is, which are also logged. None on ranks other than 0."""
         with self.not_training():
             return self.evaluation.evaluate(self)
 
@@ -401,11 +394,7 @@ class Run:
                 save_checkpoint(self.folder.checkpoints, self.step, state)
 
     def finish(self) -> RunRecord:
-        """Evaluate and save what was trained.
-
-        Returns:
-            The record.
-        """
+        """Return the record, after what was trained is evaluated and saved."""
         evaluation = self.evaluation
         if evaluation.last is None or evaluation.last[0] != self.step:
             evaluation.postpone(self)

@@ -40,7 +40,7 @@ def theory_of_run(
     form: Form = "auto",
     scale: float = 1.0,
 ) -> Report:
-    """Evaluate every theorem on a finished run.
+    """Return the report of `measure` on a finished run: every theorem on its features.
 
     Args:
         folder: the run.
@@ -52,9 +52,6 @@ def theory_of_run(
         form: features as they are ("raw"), on the unit sphere ("unit"), or as the objective sees them ("auto": on the
             sphere where every similarity is a cosine).
         scale: features times this, > 0.
-
-    Returns:
-        As `measure`.
 
     Raises:
         RecordError: the run is not finished, or its record or metrics cannot be read.
