@@ -9,7 +9,6 @@ import torch
 from pydantic import ValidationError
 
 from dipole import objective
-from dipole.core.evaluation.probes import state_hash
 from dipole.core.train.model import load_weights, save_weights
 from dipole.core.train.recipe import load_recipe
 from dipole.core.utils.errors import ConfigError, OptionError
