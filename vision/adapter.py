@@ -41,8 +41,7 @@ from dipole.vision.frameworks.queue import Queue
 from dipole.vision.image_ops import centre
 from dipole.vision.image_set import ImageSet, Order
 from dipole.vision.inference import FEATURES, ImageEmbedder
-from dipole.vision.pairs import kind_of
-from dipole.vision.pairs.columns import PairedSet
+from dipole.vision.pairs import PairedSet, kind_of
 from dipole.vision.probes import OnlineProbe, ProbeConfig, check_probe_labels, count_classes
 
 COPY = "a copy"  # in messages: an image is copied when it is cropped, resized or sent

@@ -23,7 +23,7 @@ from dipole.vision.frameworks.base import Framework
 from dipole.vision.frameworks.clip import CLIP
 from dipole.vision.image_ops import centre
 from dipole.vision.image_set import Images
-from dipole.vision.pairs.columns import PairedSet
+from dipole.vision.pairs import PairedSet
 from dipole.vision.pictures import draw_query, neighbourhood
 from dipole.vision.probes import CropsConfig, OnlineProbe, probe
 

@@ -15,9 +15,8 @@ from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run_folder import find_run
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.seeding import Seeds
-from dipole.vision import gaussian_classes as G
-from dipole.vision.gaussian_classes import CLASS, FEATURES, INSTANCE, NUISANCE, GaussianClasses, World
-from dipole.vision.toy import BAR_DISTANCE, BAR_LENGTH, BAR_WIDTH, SETS, ToyConfig
+from dipole.vision import toy as G
+from dipole.vision.toy import CLASS, FEATURES, INSTANCE, NUISANCE, SETS, GaussianClasses, ToyConfig, World
 from tests.runs import refused, run_of
 
 
@@ -159,9 +158,9 @@ def test_toy_sets_are_bars_and_half_circles():
     for label in range(3):
         bar = points[labels == label]
         middle = bar.mean(0)
-        torch.testing.assert_close(middle[1], torch.tensor((label - 1) * BAR_DISTANCE), atol=0.03, rtol=0)
-        assert (bar[:, 1] - middle[1]).abs().max() <= BAR_WIDTH / 2 + 0.03
-        assert BAR_LENGTH - 0.1 < bar[:, 0].max() - bar[:, 0].min() <= BAR_LENGTH
+        torch.testing.assert_close(middle[1], torch.tensor((label - 1) * G.BAR_DISTANCE), atol=0.03, rtol=0)
+        assert (bar[:, 1] - middle[1]).abs().max() <= G.BAR_WIDTH / 2 + 0.03
+        assert G.BAR_LENGTH - 0.1 < bar[:, 0].max() - bar[:, 0].min() <= G.BAR_LENGTH
     points, labels = SETS["nested-moons"](4000, np.random.default_rng(0))
     upper, lower = points[labels == 0], points[labels == 1]
     shift = upper.mean(0) - torch.tensor([0.0, 2 / torch.pi])  # where the upper half circle's centre lies

@@ -22,7 +22,7 @@ from dipole.core.train.run_folder import RunFolder
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.evaluation import recall, zero_shot
-from dipole.vision.pairs.columns import read_pairs, split_rows
+from dipole.vision.pairs import read_pairs, split_rows
 from dipole.vision.sources import Decoding
 from tests.runs import assert_same_weights, commanded, interrupted, refused
 from tests.text.tiny_sentences import tiny_model

@@ -19,7 +19,7 @@ from dipole.vision import augment as A
 from dipole.vision.augment import random_views
 from dipole.vision.data import DataConfig, load
 from dipole.vision.decoding import Encoded, decode
-from dipole.vision.pairs.columns import read_pairs
+from dipole.vision.pairs import read_pairs
 from dipole.vision.sources import Decoding, open_source
 from tests.runs import refused, run_of
 from tests.vision.made import ONE_STEP, image_folder, make_adapter, opened, png, read_images, source_of

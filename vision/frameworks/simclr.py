@@ -22,7 +22,7 @@ from dipole.core.utils.transfer import generator
 from dipole.vision.frameworks.base import AnyObjective, AnyPairs, Batch, Draw, OneBranch, embedded, register_framework
 from dipole.vision.frameworks.branch import Setup, in_passes
 from dipole.vision.image_set import ImageSet, Order
-from dipole.vision.pairs.base import class_order
+from dipole.vision.pairs import class_order
 from dipole.vision.settings import VisionSettings
 
 Repel = Literal["all", "view_pairs", "queries", "in-turn"]

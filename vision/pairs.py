@@ -1,4 +1,4 @@
-"""Rows of a table that name images that belong together, or an image and its caption."""
+"""Kinds of pairs (vision.pairs): which images are positives of each other. Pairs of a table are read here."""
 
 import hashlib
 import os
@@ -12,16 +12,17 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from dipole.core.utils.errors import DataError
+from dipole.core.train.class_blocks import ClassBlocks
+from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.files import is_file
 from dipole.core.utils.rows import located_rows, require_columns, texts_in
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.text import counted, warn
 from dipole.vision.data import Parts, check_same_shape, load
 from dipole.vision.decoding import attempt, decode, describe
-from dipole.vision.image_set import Images, ImageSet, taken
-from dipole.vision.pairs.base import PairKind
+from dipole.vision.image_set import Images, ImageSet, Order, Shuffled, taken
 from dipole.vision.settings import VisionSettings
+from dipole.vision.sources import missing
 from dipole.vision.sources.base import Decoding
 from dipole.vision.sources.images import decode_all
 from dipole.vision.sources.metadata import READER
@@ -30,6 +31,77 @@ from dipole.vision.sources.tables import UTF8, content, image_in
 CAPTION_NAMES = ("caption", "captions", "text", "sentence", "description")
 CLASS_SETTINGS = ("classes", "pretrain_classes", "pretrain_split", "imbalance", "only_labelled")
 """Settings of [vision.data] that choose or weight images by class or split, which pairs do not have."""
+
+
+class PairKind:
+    """A kind of pairs: by default the views of an image are positives."""
+
+    suggests_frameworks: bool = True
+    """True if a message may name frameworks that carry an objective on the same pairs."""
+
+    def problems(self, config: VisionSettings) -> list[str]:
+        """Describe settings that do not fit this kind."""
+        return []
+
+    def views(self, config: VisionSettings) -> int:
+        """Return the default number of views of an image."""
+        return 2
+
+    def load(self, config: VisionSettings, seed: Seeds, validation: float = 0.0) -> Parts:
+        """Read the images of a [vision] table. validation: share of those for training to test on instead."""
+        return load(config.data, seed, validation)
+
+    def missing(self, config: VisionSettings) -> list[str]:
+        """Describe the sources of a [vision] table that are not there."""
+        data = config.data
+        sources = dict.fromkeys(filter(None, (data.source, data.test, data.pretrain)))
+        return [problem for source in sources if (problem := missing(source))]
+
+    def labels(self, images: ImageSet) -> Tensor | None:
+        """Return the labels (n,) for training, or None if they are incomplete."""
+        # Unlabelled images would look like one more class.
+        return images.labels if images.all_labelled else None
+
+    def columns(self, images: ImageSet) -> tuple[Images, ...]:
+        """Return the images from which the first, second, ... view is made, in turn."""
+        return (images.images,)
+
+
+class LabelPairs(PairKind):
+    """Images of one class."""
+
+    suggests_frameworks = False
+
+    def problems(self, config: VisionSettings) -> list[str]:
+        if config.negatives is not None:
+            return ["negatives has no effect with pairs 'labels': all views of other classes repel"]
+        return []
+
+    def labels(self, images: ImageSet) -> Tensor | None:
+        return images.labels
+
+
+def class_order(per_class: int | None, images: ImageSet, batch_size: int, world_size: int, seed: Seeds) -> Order:
+    """Return the order of an epoch: random, or groups of `per_class` images of a class."""
+    labels = images.labels
+    if labels is None or bool((labels < 0).all()):
+        raise ConfigError(
+            f"vision.pairs: 'labels' makes all of a class positives, and {images.name} has no labels. Take a labelled "
+            "split, or pairs = 'augmented'."
+        )
+    if per_class is None:
+        return Shuffled(len(images), seed)
+    if not images.all_labelled:
+        raise ConfigError(
+            f"vision.images_per_class: {images.name} has images without a label. Take a labelled split, or "
+            "leave it out."
+        )
+    if batch_size // world_size % per_class:
+        raise ConfigError(
+            f"train.batch_size: {batch_size} is no whole number of vision.images_per_class = {per_class} for each of "
+            f"{world_size} processes. Give a multiple of {per_class * world_size}."
+        )
+    return ClassBlocks(labels.numpy(), per_class, None, seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +207,14 @@ class ColumnPairs(PairKind):
     def columns(self, images: ImageSet) -> tuple[Images, ...]:
         assert isinstance(images, PairedSet)
         return images.columns
+
+
+PAIR_KINDS: dict[str, PairKind] = {"augmented": PairKind(), "labels": LabelPairs(), "columns": ColumnPairs()}
+
+
+def kind_of(config: VisionSettings) -> PairKind:
+    """Return the kind of pairs of a [vision] table."""
+    return PAIR_KINDS[config.pairs]
 
 
 def split_rows(pairs: PairedSet, share: float, generator: torch.Generator) -> tuple[PairedSet, PairedSet]:
