@@ -27,14 +27,14 @@ from dipole.core.utils.text import counted
 from dipole.core.utils.transfer import prefetched, to_device
 from dipole.vision import artifacts
 from dipole.vision.augment import AugmentConfig, random_views
-from dipole.vision.captions import CaptionBranch, CaptionTokens
-from dipole.vision.compatibility import example, explain
+from dipole.vision.captions import CaptionBranch
 from dipole.vision.config import VisionConfig
 from dipole.vision.data import DataConfig, Parts, expected
 from dipole.vision.decoding import Encoded
 from dipole.vision.encoders import Encoder
 from dipole.vision.evaluation import FrameworkEvaluation, transformed
 from dipole.vision.export import FORMATS, TrainedModel
+from dipole.vision.frameworks import example, explain
 from dipole.vision.frameworks.base import Batch, Branch, Framework, Setup
 from dipole.vision.frameworks.clip import CLIP
 from dipole.vision.frameworks.queue import Queue
@@ -71,9 +71,9 @@ class VisionAdapter(Adapter):
             images = self.parts.pretrain
             self.steps_per_epoch = len(self._order) // self.batch_size
         else:
-            config, images = self._artifacts.config(config), self._artifacts.images.stand_in()
+            config, images = self._artifacts.config(config), self._artifacts.images
             self.steps_per_epoch = self._artifacts.steps_per_epoch
-        self.images = artifacts.KnownImages.of(images)
+        self.images = images
         self.size, self.module = _build(config, images, self.batch_size)
         self.embedding_dim = self.module.embedding_dim
         self.compiles = config.compile
@@ -98,7 +98,7 @@ class VisionAdapter(Adapter):
             used = [branch.encoder for branch in self.module.branches() if isinstance(branch.encoder, Encoder)]
             self._online = OnlineProbe(config.probe.online, used, classes, self.device)
         self._labels: Tensor | None = None  # of the last batch
-        self._metrics: dict[str, Tensor | float] = {}
+        self._metrics: dict[str, Tensor | float] = {}  # of the online probe
 
     def _check_data(self) -> None:
         """Report data that do not fit before the networks are built."""
@@ -146,7 +146,7 @@ class VisionAdapter(Adapter):
     def sketch(cls, config: Any, batch_size: int, world_size: int = 1) -> Sketch:
         if config.probe.picture:
             check_drawing()
-        images = _expected(config.data, config.augment.size)
+        images = _expected(config.data, Seeds(0), config.augment.size)
         _order(config, images, batch_size, world_size, Seeds(0))
         # Settings that the networks do not depend on are left out, so that more runs share one result.
         unused = {"probe": ProbeConfig(), "augment": AugmentConfig(size=config.augment.size), "data": DataConfig()}
@@ -187,13 +187,13 @@ class VisionAdapter(Adapter):
             classes = None if labels is None else to_device(labels[rows], self.device)
             yield Batch(views, classes, to_device(rows, self.device), seed, self._tokens(images, rows))
 
-    def _tokens(self, images: ImageSet, rows: Tensor) -> CaptionTokens | None:
-        """Return the tokens of the images' captions, or None without captions."""
+    def _tokens(self, images: ImageSet, rows: Tensor) -> tuple[Tensor, ...] | None:
+        """Return the tokens of the images' captions with their mask, or None without captions."""
         if not isinstance(self.module, CLIP):
             return None
         assert isinstance(images, PairedSet)
         tokens = self.module.caption.tokens([images.captions[row] for row in rows.tolist()])
-        return CaptionTokens(*(to_device(each, self.device) for each in tokens))
+        return tuple(to_device(each, self.device) for each in tokens)
 
     def data_info(self) -> dict[str, Any]:
         if self._artifacts is not None and "parts" not in vars(self):
@@ -255,13 +255,12 @@ class VisionAdapter(Adapter):
         if self.total_steps is not None:
             self.module.progress = (self._step - 1) / self.total_steps
         self.module.update()
-        self._metrics = self.module.metrics()
         if self._online is not None:
             assert self._labels is not None
-            self._metrics |= self._online.step(self._labels)
+            self._metrics = self._online.step(self._labels)
 
     def metrics(self) -> dict[str, Tensor | float]:
-        return self._metrics
+        return self.module.metrics() | self._metrics
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self._online is None else {"online": self._online.state_dict()}
@@ -333,7 +332,7 @@ class VisionAdapter(Adapter):
         return ImageEmbedder(centred, self.images.channels, self.config.data.size, self.size)
 
     def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
-        model = TrainedModel(self.config, self.module, self.images, self.size, self.data_info(), self.draw)
+        model = TrainedModel(self.config, self.module, self.images.channels, self.size, self.data_info(), self.draw)
         import_module(f"dipole.vision.export.{to}").export(model, folder, record, objective)
 
 
@@ -375,9 +374,7 @@ def _check_side(config: VisionConfig, encoder: Encoder, size: int, side: int) ->
         ) from error
 
 
-@cache
-def _expected(config: DataConfig, side: int | None) -> ImageSet:
-    return expected(config, Seeds(0), side)
+_expected = cache(expected)
 
 
 @cache

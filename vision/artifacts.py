@@ -5,7 +5,7 @@ configuration and the tokenizer of a text model.
 """
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,38 +21,11 @@ from dipole.vision.image_set import ImageSet
 
 
 @dataclass(frozen=True)
-class KnownImages:
-    """Facts about the pretraining images, for networks, exports and messages."""
-
-    name: str
-    count: int
-    channels: int
-    height: int
-    width: int
-    class_names: tuple[str, ...]
-    mean: list[float]
-    std: list[float]
-
-    @classmethod
-    def of(cls, images: ImageSet) -> "KnownImages":
-        channels, height, width = images.images.shape[1:]
-        return cls(images.name, len(images), channels, height, width, images.class_names, *images.statistics)
-
-    def stand_in(self) -> ImageSet:
-        """Return as many black images of this shape, in the memory of one."""
-        one = torch.zeros(1, self.channels, self.height, self.width, dtype=torch.uint8)
-        pixels = one.expand(self.count, -1, -1, -1)
-        images = ImageSet(self.name, pixels, torch.zeros(self.count, dtype=torch.long), tuple(self.class_names))
-        vars(images)["statistics"] = self.mean, self.std
-        return images
-
-
-@dataclass(frozen=True)
 class Artifacts:
     """The content of a folder that `save` wrote."""
 
     folder: Path
-    images: KnownImages
+    images: ImageSet  # as many black images of the same shape
     steps_per_epoch: int
     info: dict[str, Any]  # the record's description of the data
     encoder: dict[str, Any]  # settings for building a model of transformers from its configuration in this folder
@@ -70,10 +43,13 @@ class Artifacts:
 
 
 def save(
-    folder: Path, config: VisionConfig, module: nn.Module, images: KnownImages, steps: int, info: dict[str, Any]
+    folder: Path, config: VisionConfig, module: nn.Module, images: ImageSet, steps: int, info: dict[str, Any]
 ) -> None:
-    """Write the files of a trained model into a folder."""
-    content: dict[str, Any] = {"images": asdict(images), "steps_per_epoch": steps, "info": info, "encoder": {}}
+    """Write the files of a trained model into a folder. images: those of pretraining."""
+    shape = dict(zip(("count", "channels", "height", "width"), images.images.shape, strict=True))
+    mean, std = images.statistics
+    known = {"name": images.name, **shape, "class_names": images.class_names, "mean": mean, "std": std}
+    content: dict[str, Any] = {"images": known, "steps_per_epoch": steps, "info": info, "encoder": {}}
     # Defaults that depended on the pretrained weights are written out.
     built = {"weights": "random", "revision": None}
     if config.encoder.is_hub:
@@ -92,10 +68,19 @@ def read(folder: Path) -> Artifacts:
     """Read what `save` wrote. Raise CheckpointError if it is damaged."""
     try:
         content = read_json(folder / "vision.json")
-        return Artifacts(folder, KnownImages(**content.pop("images")), **content)
+        return Artifacts(folder, _stand_in(**content.pop("images")), **content)
     except ReceivedError as error:
         raise CheckpointError(
             f"the model is damaged: {str(error).rstrip('.')}. Train again with --overwrite."
         ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"the model {folder} is damaged: {error!r}. Train again with --overwrite.") from error
+
+
+def _stand_in(name: str, class_names: list[str], mean: list[float], std: list[float], **shape: int) -> ImageSet:
+    """Return as many black images of a shape, in the memory of one."""
+    count, *one = (shape[side] for side in ("count", "channels", "height", "width"))
+    pixels = torch.zeros(1, *one, dtype=torch.uint8).expand(count, -1, -1, -1)
+    images = ImageSet(name, pixels, torch.zeros(count, dtype=torch.long), tuple(class_names))
+    vars(images)["statistics"] = mean, std
+    return images

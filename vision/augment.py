@@ -5,7 +5,7 @@ random resized crop, horizontal flip, colour jitter, greyscale, Gaussian blur, s
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
 
@@ -15,8 +15,7 @@ from torch import Tensor
 
 from dipole.core.objectives.term_values import without_autocast
 from dipole.core.train.config import Settings
-from dipole.core.utils.seeding import Seeds
-from dipole.core.utils.transfer import prefetched, to_device
+from dipole.core.utils.transfer import to_device
 from dipole.vision import image_ops
 from dipole.vision.decoding import Box, Encoded
 
@@ -316,25 +315,3 @@ def random_views(
     for augment, pixels, (parameters, _) in zip(augmentations, pixels_of_views, drawn, strict=True):
         views.append(augment.apply(to_device(pixels, device), parameters[mine]).contiguous(memory_format=layout))
     return views
-
-
-def crop_features(
-    images: Tensor | Encoded,
-    augment: AugmentConfig,
-    read: Callable[[Tensor], Tensor],
-    seed: Seeds,
-    device: torch.device,
-    epoch: int,
-    batches: Sequence[Tensor],
-) -> Iterator[Tensor]:
-    """Yield the features (b, d) of random crops of each batch, which depend on (seed, epoch, place of the batch)."""
-
-    def views() -> Iterator[Tensor]:
-        for place, index in enumerate(batches):
-            generator = seed.torch("probe", "crops", epoch, place)
-            yield from random_views(images, index, [augment], generator, device)
-
-    for view in prefetched(views()) if isinstance(images, Encoded) else views():
-        with torch.no_grad():
-            features = read(view).flatten(1)
-        yield features

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -66,13 +66,6 @@ class CaptionConfig(Settings):
         )
 
 
-class CaptionTokens(NamedTuple):
-    """Tokens of captions: ids (B, T), and mask (B, T), 1 for a token and 0 for padding."""
-
-    ids: Tensor
-    mask: Tensor
-
-
 class CaptionBranch(nn.Module):
     """A text model and its projector, which is of the same kind as that of images (`heads`)."""
 
@@ -126,13 +119,13 @@ class CaptionBranch(nn.Module):
         self.pooling: Pooling = config.pooling or default
         return pooled(last, outputs.get("pooler_output"), torch.ones_like(ids), self.pooling)
 
-    def tokens(self, captions: Sequence[str]) -> CaptionTokens:
-        """Tokenize captions, each truncated to `limit` tokens."""
+    def tokens(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Return ids (B, T) of captions, each truncated to `limit` tokens, and a mask (B, T), 0 for padding."""
         found = self.tokenizer(
             list(captions), padding=self._padding, truncation=True, max_length=self.limit, return_tensors="pt"
         )
         ids = found["input_ids"]
-        return CaptionTokens(ids, found.get("attention_mask", torch.ones_like(ids)))
+        return ids, found.get("attention_mask", torch.ones_like(ids))
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         outputs = self.model(input_ids=ids, attention_mask=mask)

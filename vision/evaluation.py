@@ -1,6 +1,6 @@
 """Evaluation of a vision run: probes on frozen features, retrieval on pairs, and the picture of a query."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,9 +16,11 @@ from dipole.core.objectives.similarity import normalize
 from dipole.core.train.class_blocks import BlockShape
 from dipole.core.utils.freezing import frozen
 from dipole.core.utils.seeding import Seeds
-from dipole.vision.augment import Augmentation, crop_features
+from dipole.core.utils.transfer import prefetched
+from dipole.vision.augment import Augmentation, random_views
 from dipole.vision.config import VisionConfig
 from dipole.vision.data import Parts
+from dipole.vision.decoding import Encoded
 from dipole.vision.frameworks.base import Framework
 from dipole.vision.frameworks.clip import CLIP
 from dipole.vision.image_ops import centre
@@ -74,12 +76,25 @@ class FrameworkEvaluation:
     def _probe_on_crops(self, module: Framework, read: Callable[[Tensor], Tensor], crops: CropsConfig) -> ProbeResult:
         """Train a linear probe on random crops of the training images, and test it on the centre of the test images."""
         train, test = self.parts.train, self.parts.test
-        augment = crops.augment(self.size)
-        rows = partial(crop_features, train.images, augment, read, self.seed, self.device)
+        recipes = [crops.augment(self.size)]
+
+        def views(epoch: int, batches: Sequence[Tensor]) -> Iterator[Tensor]:
+            for place, index in enumerate(batches):
+                generator = self.seed.torch("probe", "crops", epoch, place)
+                yield from random_views(train.images, index, recipes, generator, self.device)
+
+        def features(epoch: int, batches: Sequence[Tensor]) -> Iterator[Tensor]:
+            made = views(epoch, batches)
+            for view in prefetched(made) if isinstance(train.images, Encoded) else made:
+                with torch.no_grad():
+                    found = read(view).flatten(1)
+                yield found
+
         tested = self.extract(module, read, test.images, crops.centre).to(self.device)
         labels: Any = train.labels, test.labels
+        descent = self.config.probe.descent
         with frozen(module):
-            return linear_probe_on_views(rows, labels[0], tested, labels[1], self.config.probe.descent, self.seed.probe)
+            return linear_probe_on_views(features, labels[0], tested, labels[1], descent, self.seed.probe)
 
     def extract(
         self, module: Framework, read: Callable[[Tensor], Tensor], images: Images, share: float = 1.0
@@ -127,15 +142,12 @@ class FrameworkEvaluation:
 
     def _embed_captions(self, module: Framework, objective: Any, captions: Sequence[str]) -> Tensor:
         assert isinstance(module, CLIP)
-        parts = []
+        read, parts = transformed(module.caption, objective), []
         with frozen(module):
             for start in range(0, len(captions), CHUNK):
                 tokens = module.caption.tokens(captions[start : start + CHUNK])
-                parts.append(module.caption(*(each.to(self.device) for each in tokens)).float())
-            z = torch.cat(parts)
-            if objective is not None:
-                z = objective.transform(z)
-        return z.to(self.features_device)
+                parts.append(read(*(each.to(self.device) for each in tokens)).float())
+        return torch.cat(parts).to(self.features_device)
 
     def draw(self, path: Path, module: Framework, objective: Any, batch_size: int, when: str) -> None:
         """Write the picture of a query in a mini-batch: the same images and views in every call."""
@@ -163,11 +175,11 @@ class FrameworkEvaluation:
         )
 
 
-def transformed(embedding: Callable[[Tensor], Tensor], objective: Any) -> Callable[[Tensor], Tensor]:
+def transformed(embedding: Callable[..., Tensor], objective: Any) -> Callable[..., Tensor]:
     """Return an embedding followed by the objective's projection, if there is one."""
     if objective is None:
         return embedding
-    return lambda images: objective.transform(embedding(images))
+    return lambda *inputs: objective.transform(embedding(*inputs))
 
 
 RANKS = (1, 5, 10)

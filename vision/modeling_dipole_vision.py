@@ -4,6 +4,7 @@ An exported folder holds a copy of this file, so that it loads without dipole:
 `AutoModel.from_pretrained(folder, trust_remote_code=True)`.
 """
 
+from inspect import signature
 from typing import Any
 
 import torch
@@ -11,27 +12,12 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel, ResNetConfig, ResNetModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-LAYERS = {
-    "Conv2d": ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "bias"),
-    "Linear": ("in_features", "out_features", "bias"),
-    "BatchNorm1d": ("num_features", "eps", "momentum"),
-    "BatchNorm2d": ("num_features", "eps", "momentum"),
-    "LayerNorm": ("normalized_shape", "eps"),
-    "GroupNorm": ("num_groups", "num_channels", "eps"),
-    "MaxPool2d": ("kernel_size", "stride", "padding", "ceil_mode"),
-    "AvgPool2d": ("kernel_size", "stride", "padding", "ceil_mode"),
-    "AdaptiveAvgPool2d": ("output_size",),
-    "AdaptiveMaxPool2d": ("output_size",),
-    "Flatten": ("start_dim", "end_dim"),
-    "Dropout": ("p",),
-    "ReLU": ("inplace",),
-    "GELU": ("approximate",),
-    "SiLU": ("inplace",),
-    "Sigmoid": (),
-    "Tanh": (),
-    "Identity": (),
-}
-"""Layers of torch that a description can have, with their arguments."""
+LAYERS = (
+    "Conv2d", "Linear", "BatchNorm1d", "BatchNorm2d", "LayerNorm", "GroupNorm", "MaxPool2d", "AvgPool2d",
+    "AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "Flatten", "Dropout", "ReLU", "GELU", "SiLU", "Sigmoid", "Tanh",
+    "Identity",
+)  # fmt: skip
+"""Layers of torch that a description can have. Their arguments are attributes of the same name."""
 CHAIN = "Sequential"
 RESNET = "ResNet"
 
@@ -43,10 +29,14 @@ def describe(module: nn.Module) -> dict[str, Any]:
         return {"kind": CHAIN, "layers": [[name, describe(layer)] for name, layer in module._modules.items()]}
     if kind not in LAYERS or type(module) is not getattr(nn, kind):
         raise ValueError(kind)
-    told = {name: getattr(module, name) for name in LAYERS[kind]}
-    if "bias" in told:
-        told["bias"] = told["bias"] is not None
-    return {"kind": kind, **told}
+    told: dict[str, Any] = {"kind": kind}
+    for name, argument in signature(type(module)).parameters.items():
+        value = getattr(module, name, argument.default)
+        if name == "bias":
+            value = value is not None
+        if value != argument.default:  # other versions of torch may not know a default one
+            told[name] = value
+    return told
 
 
 def build(description: dict[str, Any]) -> nn.Module:

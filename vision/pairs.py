@@ -25,8 +25,7 @@ from dipole.vision.settings import VisionSettings
 from dipole.vision.sources import missing
 from dipole.vision.sources.base import Decoding
 from dipole.vision.sources.images import decode_all
-from dipole.vision.sources.metadata import READER
-from dipole.vision.sources.tables import UTF8, content, image_in
+from dipole.vision.sources.tables import READER, UTF8, content, image_in
 
 CAPTION_NAMES = ("caption", "captions", "text", "sentence", "description")
 CLASS_SETTINGS = ("classes", "pretrain_classes", "pretrain_split", "imbalance", "only_labelled")

@@ -20,7 +20,7 @@ from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any, TypeVar
 
-from dipole.core.utils.errors import ConfigError, DipoleError
+from dipole.core.utils.errors import ConfigError, DipoleError, RegistryError
 
 T = TypeVar("T")
 OURS = "dipole"
@@ -238,3 +238,22 @@ def _folder_of(point: EntryPoint) -> Path:
         if (folder := Path(parent, point.attr or "")).is_dir():
             return folder
     raise PluginError(point, f"there is no folder {point.attr!r} in a package {point.module!r}.")
+
+
+class Entries(dict[str, T]):
+    """Entries that the files of a folder register, by unique name. kind: of an entry, for messages."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Return a decorator that adds what it decorates under a name, or raises RegistryError if the name is taken."""
+
+        def decorate(entry: T) -> T:
+            if name in self:
+                raise RegistryError(f"there is already {self.kind} {name!r}. Choose another name.")
+            self[name] = entry
+            return entry
+
+        return decorate

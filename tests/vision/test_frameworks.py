@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from dipole import Pairs, objective
 from dipole.core.train.optimizer import LARS
 from dipole.core.utils.errors import ConfigError, PairsError
-from dipole.vision.compatibility import carriers
+from dipole.vision.frameworks import carriers
 from dipole.vision.frameworks.base import Batch
 from dipole.vision.frameworks.cmc import CMCConfig, draw_others, lab
 from dipole.vision.frameworks.moco import every_view_in_turn

@@ -15,8 +15,8 @@ from dipole.core.train.finetuning import FREEZE_HELP, LORA_HELP, WEIGHTS_HELP, F
 from dipole.core.utils.backbone import NetworkSource, Weights
 from dipole.core.utils.errors import ConfigError, nearest
 from dipole.core.utils.freezing import in_mode
+from dipole.core.utils.plugins import Entries
 from dipole.core.utils.text import counted
-from dipole.vision.registry import Entries
 
 __all__ = ["Encoder", "Stages", "register_encoder"]
 
@@ -215,6 +215,17 @@ def mlp(widths: Sequence[int], norm: Norm = "none") -> nn.Sequential:
         if number < last:
             layers.append(nn.ReLU(inplace=True))
     return nn.Sequential(*layers)
+
+
+def narrow(network: nn.Module, inputs: int, channels: int) -> bool:
+    """Let the first convolution, if it reads `inputs` channels, read fewer, each by an equal share of its weights."""
+    first = next((part for part in network.modules() if isinstance(part, nn.Conv2d)), None)
+    if first is None or first.in_channels != inputs or not isinstance(first._parameters.get("weight"), nn.Parameter):
+        return False
+    weight = first.weight.detach().sum(1, keepdim=True) / channels
+    first.weight = nn.Parameter(weight.repeat(1, channels, 1, 1))
+    first.in_channels = channels
+    return True
 
 
 def scaled(width: int, share: float) -> int:

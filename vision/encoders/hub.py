@@ -20,7 +20,7 @@ from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.files import atomic_write
 from dipole.core.utils.freezing import fix_unused, layers
 from dipole.core.utils.text import counted
-from dipole.vision.encoders.base import Encoder, EncoderSettings, Pooling, Statistics, register_encoder
+from dipole.vision.encoders.base import Encoder, EncoderSettings, Pooling, Statistics, narrow, register_encoder
 
 POOLED = "dipole_pooling"  # in config.json of an exported model: the pooling, and the number of tokens before patches
 MASKED = "mask_ratio"  # in config.json of a masked autoencoder: the share of patches that it hides, also in evaluation
@@ -221,20 +221,10 @@ def _load(source: backbone.NetworkSource, channels: int) -> tuple[backbone.Backb
             f"{counted(channels, 'channel')}"
         )
     built = backbone.load(source, "pixel_values", unmasked)
-
-    def narrow(config: Any) -> None:
-        unmasked(config)
-        config.num_channels = channels
-
-    model = backbone.load(replace(source, weights="random"), "pixel_values", narrow).model
-    if built.pretrained and torch.get_default_device().type != "meta":
-        shapes = {name: weight.shape for name, weight in model.state_dict().items()}
-        weights = built.model.state_dict()
-        for name, weight in weights.items():
-            if weight.shape != shapes[name]:  # the first layer: each channel has an equal share of the sum over all
-                weights[name] = (weight.sum(1, keepdim=True) / shapes[name][1]).expand(shapes[name]).clone()
-        model.load_state_dict(weights)
-    built.model = model
+    narrow(built.model, inputs, channels)
+    for part in (built.model.config, *built.model.modules()):
+        if hasattr(part, "num_channels"):  # to which it compares its input
+            part.num_channels = channels
     return built, inputs
 
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from dipole.core.utils.extras import needing
 
 if TYPE_CHECKING:
-    from dipole.vision.artifacts import KnownImages
     from dipole.vision.config import VisionConfig
     from dipole.vision.frameworks.base import Framework
 
@@ -29,7 +28,7 @@ class TrainedModel:
 
     config: VisionConfig
     module: Framework
-    images: KnownImages  # for pretraining
+    channels: int  # of the images
     size: int  # side of the views in pixels
     info: dict[str, Any]  # the record's description of the data
     draw: Callable[[Path, Any, str], None]  # (path, objective, when) writes the picture of a query

@@ -10,7 +10,7 @@ from dipole.core.train.card import Card, write_card
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.text import counted
 from dipole.vision.encoders import Encoder
-from dipole.vision.encoders.resnet import ResNetEncoder
+from dipole.vision.encoders.networks import ResNetEncoder
 from dipole.vision.export import TrainedModel
 
 # The settings of He et al. (2020) for an R50-C4 backbone; CACR App. C.2 trains on COCO for schedule "1x".

@@ -28,7 +28,7 @@ class Features(nn.Module):
 
 def export(model: TrainedModel, folder: Path, record: Any, objective: Any) -> None:
     """Write model.onnx, an image processor and README.md. onnxruntime must give the run's features."""
-    channels, size = model.images.channels, model.size
+    channels, size = model.channels, model.size
     tried = [{INPUT: torch.rand(count, channels, size, size)} for count in (3, 1, 5)]
     write_onnx(folder, Features(model.module).eval(), tried, {INPUT: ("batch",)})
     write_processor(folder, size, channels)

@@ -13,7 +13,7 @@ from torch import Tensor
 from dipole.core.train.card import Card, write_card
 from dipole.core.utils.errors import ConfigError
 from dipole.vision.encoders import Encoder
-from dipole.vision.encoders.resnet import ResNetEncoder
+from dipole.vision.encoders.networks import ResNetEncoder
 from dipole.vision.export import TrainedModel
 
 NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
@@ -46,7 +46,7 @@ def export(model: TrainedModel, folder: Path, record: Any, objective: Any) -> No
     """Write model.safetensors, config.json as in timm's Hub folders, and README.md."""
     encoder = model.module.trained_encoder()
     weights = timm_weights(encoder)
-    channels, size = model.images.channels, model.size
+    channels, size = model.channels, model.size
     inner = getattr(getattr(encoder, "model", None), "config", None)
     name = str(getattr(inner, "architecture", None) or model.config.encoder.name)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

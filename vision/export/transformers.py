@@ -23,7 +23,7 @@ from dipole.vision.encoders import Encoder
 from dipole.vision.encoders.base import Stages
 from dipole.vision.encoders.hub import FILE as PROCESSOR
 from dipole.vision.encoders.hub import HubEncoder, read_pooled, register_exports, size_options, write_processor
-from dipole.vision.encoders.resnet import ResNetEncoder
+from dipole.vision.encoders.networks import ResNetEncoder
 from dipole.vision.export import TrainedModel
 
 CODE = "modeling_dipole_vision"
@@ -66,7 +66,7 @@ def export(model: TrainedModel, folder: Path, record: Any, objective: Any) -> No
     """Write config.json, model.safetensors, an image processor, README.md, and the model's code if needed."""
     encoder = model.module.trained_encoder()
     tap = encoder.check_tap(model.config.encoder.tap)
-    channels, size = model.images.channels, model.size
+    channels, size = model.channels, model.size
     if tap != encoder.last and hasattr(encoder, "save_pretrained"):
         raise ConfigError(
             f"vision.encoder.tap: a model of transformers ends with {encoder.last!r}, and none can be written that "
@@ -135,7 +135,7 @@ def _save_with_code(encoder: Encoder, folder: Path, channels: int, size: int, ta
 @torch.no_grad()
 def _check(model: TrainedModel, folder: Path) -> None:
     """Load the folder and compare its features with the run's."""
-    views = torch.rand(3, model.images.channels, model.size, model.size)
+    views = torch.rand(3, model.channels, model.size, model.size)
     wanted = model.module.features(views)
     found = DipoleVisionModel.from_pretrained(folder).eval()(views).pooler_output
     off = float((found - wanted).abs().max())

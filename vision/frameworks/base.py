@@ -19,6 +19,7 @@ from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.compute_loss import as_composite
 from dipole.core.train.config import Settings
 from dipole.core.utils.errors import ConfigError, PairsError
+from dipole.core.utils.plugins import Entries
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.text import counted
 from dipole.core.utils.transfer import to_device
@@ -29,7 +30,6 @@ from dipole.vision.encoders.base import Norm
 from dipole.vision.frameworks.branch import Branch, PassedFeatures, Setup, make_branch
 from dipole.vision.heads import Projection
 from dipole.vision.image_set import ImageSet, Order, image_order
-from dipole.vision.registry import Entries
 from dipole.vision.settings import PairKind, VisionSettings
 
 __all__ = ["Batch", "Branch", "Framework", "Setup", "register_framework"]

@@ -20,6 +20,7 @@ from dipole.core.train.config import Settings
 from dipole.core.utils.errors import ConfigError, PairsError
 from dipole.core.utils.transfer import constant, generator
 from dipole.vision.encoders import Encoder
+from dipole.vision.encoders.base import narrow
 from dipole.vision.frameworks.base import AnyObjective, AnyPairs, Batch, Draw, Framework, embedded, register_framework
 from dipole.vision.frameworks.branch import Branch, Setup, check_built, make_branch
 from dipole.vision.frameworks.queue import Fresh, check_momentum
@@ -243,15 +244,11 @@ def with_channels(backbone: nn.Module, channels: int) -> nn.Module:
     """Return a copy of a network for colour images that reads fewer channels, each by an equal share of the weights."""
     check_built(backbone)
     found = copy.deepcopy(backbone)
-    first = next((part for part in found.modules() if isinstance(part, nn.Conv2d)), None)
-    if first is None or first.in_channels != 3 or not isinstance(first._parameters.get("weight"), nn.Parameter):
+    if not narrow(found, 3, channels):
         raise ConfigError(
             f"CMC: {type(backbone).__name__} has no plain first convolution of three channels. Give a network for L, "
             "(B, 1, H, W), and one for a and b, (B, 2, H, W): CMC(light, objective, colour=colour)."
         )
-    weight = first.weight.detach().sum(1, keepdim=True) / channels
-    first.weight = nn.Parameter(weight.repeat(1, channels, 1, 1))
-    first.in_channels = channels
     return found
 
 

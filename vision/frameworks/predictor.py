@@ -16,7 +16,7 @@ from dipole.core.objectives.checks import check_choice
 from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.spec import check_whole
 from dipole.core.train.config import Settings
-from dipole.core.utils.distributed import all_sum, world_size
+from dipole.core.utils.distributed import all_sum
 from dipole.core.utils.errors import PairsError
 from dipole.vision.encoders.base import Norm, mlp
 from dipole.vision.frameworks.base import AnyObjective, AnyPairs, Batch, Draw, OneBranch, embedded, register_framework
@@ -111,12 +111,10 @@ def spread(z: Tensor) -> Tensor:
     About 1 if directions are spread over the sphere, 0 if all rows are one point (Chen & He 2021, Fig. 2).
     """
     directions = F.normalize(z.float(), dim=1)
-    deviation = directions.std(0, correction=0)
-    if world_size() > 1:
-        count = all_sum(directions.new_tensor(len(directions)))
-        mean = all_sum(directions.sum(0)) / count
-        deviation = (all_sum((directions - mean).square().sum(0)) / count).sqrt()
-    return deviation.mean() * math.sqrt(directions.shape[1])
+    count = all_sum(directions.new_tensor(len(directions)))
+    mean = all_sum(directions.sum(0)) / count
+    variance = all_sum((directions - mean).square().sum(0)) / count
+    return variance.sqrt().mean() * math.sqrt(directions.shape[1])
 
 
 class SimSiamConfig(PredictorConfig):

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dipole.core.utils.errors import DataError, nearest
+from dipole.core.utils.plugins import Entries
 from dipole.vision.decoding import OnCorrupt
 from dipole.vision.image_set import ImageSet, joined
-from dipole.vision.registry import Entries
 
 __all__ = ["Decoding", "Known", "Source", "register_source"]
 

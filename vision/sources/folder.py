@@ -18,8 +18,9 @@ from dipole.core.utils.text import warn
 from dipole.vision.decoding import file_bytes, first_names
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import CALLED, HELD_OUT, TRAINING, Classes, Decoding, Source, register_source, words_of
+from dipole.vision.sources.huggingface import METADATA
 from dipole.vision.sources.images import check_wanted, decode_all, select, warn_of_left_out
-from dipole.vision.sources.metadata import METADATA, read_metadata
+from dipole.vision.sources.tables import read_metadata
 
 # Those that Pillow reads here: it can be built without AVIF.
 SUFFIXES = Image.registered_extensions().keys() & {

@@ -15,9 +15,9 @@ from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import HUB, LFS, Classes, Decoding, Known, Source, by_split, register_source
 from dipole.vision.sources.images import decode_all, wanted_rows
 from dipole.vision.sources.labels import labels_of
-from dipole.vision.sources.metadata import METADATA
 
 SETTING = "vision.data.image_column (--column of `dipole embed`)"
+METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # in a folder of images
 IMAGES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp")
 """Names of columns of images, in order of preference."""
 CAST = "table.cast_column({column!r}, datasets.Image())"

@@ -3,6 +3,7 @@
 import glob
 import hashlib
 import json
+import math
 import os
 import posixpath
 import re
@@ -86,11 +87,8 @@ def braces(pattern: str) -> list[str]:
     parts = re.split(r"\{([^{}]*)\}", pattern)
     choices = [[part] for part in parts]
     choices[1::2] = map(_choices, parts[1::2])
-    count = 1
-    for each in choices:
-        count *= len(each)
-        if count > MOST:
-            raise DataError(f"{SHARDS}{pattern} expands to more than {MOST} shards.")
+    if math.prod(map(len, choices)) > MOST:
+        raise DataError(f"{SHARDS}{pattern} expands to more than {MOST} shards.")
     return ["".join(each) for each in product(*choices)]
 
 
