@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import Any, ClassVar, Unpack
 
 import gymnasium
 import numpy as np
@@ -18,13 +18,13 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from torch import Tensor, nn
 
-from dipole.core.evaluation.intervals import interquartile_mean
 from dipole.core.evaluation.probes import measuring_device
 from dipole.core.objectives.objective import Composite
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.config import EvaluatedPart, Settings
 from dipole.core.train.inference import Embedder
+from dipole.core.train.run import Run
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.files import remove_scratch
 from dipole.core.utils.received import read_text
@@ -36,15 +36,12 @@ from dipole.rl.envs.registry import find
 from dipole.rl.envs.running.faults import guarded
 from dipole.rl.envs.running.validate import stack
 from dipole.rl.envs.running.workers import WorkerVecEnv
-from dipole.rl.episodes.history import SCORES, Evaluation, scores
+from dipole.rl.episodes.history import SCORES, Evaluation, scores, summary
 from dipole.rl.episodes.play import evaluate, evaluate_each
 from dipole.rl.export import export_hub, export_sb3
 from dipole.rl.inputs import require_size
 from dipole.rl.sampling import FrameBatch
 from dipole.rl.seen import parts
-
-if TYPE_CHECKING:
-    from dipole.core.train.run import Run
 
 _PRECISIONS = {"32": "float32", "bf16-mixed": "bf16"}  # of [train] -> of the agent, whose updates scale no loss
 _FILE = "agent.json"
@@ -122,7 +119,7 @@ class RLAdapter(Adapter):
             require_size(seen.size, config.layers)
         return Sketch(config.features, _example, (batch_size, config.positives))
 
-    def fit(self, run: "Run") -> None:
+    def fit(self, run: Run) -> None:
         """SB3's loop until the environment steps of the recipe are taken."""
         agent, train = self.agent, run.config.train
         agent.adopt(run.objective, learning_rate=train.learning_rate, precision=_PRECISIONS[train.precision])
@@ -171,10 +168,8 @@ class RLAdapter(Adapter):
         if self.part == self.reported or is_score:
             reported = self._play(self._played(self.reported)) if self.part != self.reported else returns
             self.history.append(Evaluation(agent.environment_steps, agent.num_timesteps, tuple(reported)))
-        found = {"mean": float(np.mean(returns)), "std": float(np.std(returns)), "iqm": interquartile_mean(returns)}
-        found |= {"min": min(returns), "max": max(returns)}
         of_papers = {f"score/{name}": value for name, value in scores(self.history).items()}
-        return {f"return/{name}": value for name, value in found.items()} | of_papers
+        return {f"return/{name}": value for name, value in summary(returns).items()} | of_papers
 
     def _play(self, seed: int, observations: list[Any] | None = None) -> list[float]:
         config = self.config
@@ -269,7 +264,7 @@ def _example(objective: Composite, dim: int, count: int, positives: int | None) 
 class _Report(BaseCallback):
     """Reports agent steps to the run between rollouts. There, evaluation and checkpoints are safe."""
 
-    def __init__(self, run: "Run", adapter: RLAdapter) -> None:
+    def __init__(self, run: Run, adapter: RLAdapter) -> None:
         super().__init__()
         self.run = run
         self.adapter = adapter

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import cloudpickle
-import gymnasium
 import numpy as np
 from stable_baselines3 import SAC, TD3
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
@@ -104,7 +103,7 @@ def export_sb3(agent: PixelAgent, folder: Path, record: Any, data: dict[str, Any
     form, known = save_plain(agent, folder), agent.task or {"name": "..."}
     settings = "".join(f", {name}={value!r}" for name, value in known.get("settings", {}).items())
     env = f'make_env("{known["name"]}"{settings})'
-    words = _words(agent) | {"name": form.name, "env": env, "also": form.also, "replay": PLAIN_REPLAY}
+    words = _words(agent, file=form.file, env=env, replay=PLAIN_REPLAY)
     card = Card(
         what=f"An agent for `{known['name']}` that sees {named(agent.seen)}: {form.what} with a contrastive objective.",
         usage=_USAGE.format(**words),
@@ -117,13 +116,7 @@ def export_sb3(agent: PixelAgent, folder: Path, record: Any, data: dict[str, Any
 
 
 def export_hub(
-    agent: PixelAgent,
-    folder: Path,
-    record: Any,
-    data: dict[str, Any],
-    env: gymnasium.Env[Any, Any],
-    episodes: int,
-    seed: int,
+    agent: PixelAgent, folder: Path, record: Any, data: dict[str, Any], env: Any, episodes: int, seed: int
 ) -> None:
     """Write the layout of huggingface_sb3, which the Hub shows as an agent, with the result for its leaderboards.
 
@@ -141,19 +134,14 @@ def export_hub(
     with isolated(seed):
         returns = evaluate(agent, env, episodes, seed, frames)
     mean, std = float(np.mean(returns)), float(np.std(returns))
-    result = {
-        "mean_reward": mean,
-        "std_reward": std,
-        "is_deterministic": True,
-        "n_eval_episodes": episodes,
-        "eval_datetime": datetime.now(UTC).isoformat(),
-    }
+    result = {"mean_reward": mean, "std_reward": std, "is_deterministic": True, "n_eval_episodes": episodes}
+    result["eval_datetime"] = datetime.now(UTC).isoformat()
     for file, value in (("config.json", config), ("results.json", result)):
         (folder / file).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     if frames:
         suffix = "gif" if find_spec("imageio_ffmpeg") is None else "mp4"
         write_video(frames, folder / f"replay.{suffix}", int(env.metadata.get("render_fps") or 25))
-    words = _words(agent) | {"file": f"{name}.zip", "episodes": episodes, "seed": seed, "mean": mean, "std": std}
+    words = _words(agent, file=f"{name}.zip", episodes=episodes, seed=seed, mean=mean, std=std)
     card = Card(
         what=f"A {form.base.__name__} agent playing `{task}`.",
         usage=_HUB_USAGE.format(**words),
@@ -171,15 +159,11 @@ def name_of(algorithm: str, task: str) -> str:
     return f"{algorithm}-{re.sub(r'[^0-9A-Za-z._-]', '-', task)}"
 
 
-def _words(agent: PixelAgent) -> dict[str, Any]:
+def _words(agent: PixelAgent, **more: Any) -> dict[str, Any]:
+    """Return what the texts of a card name."""
     form = FORMS[agent.algorithm]
-    return {
-        "base": form.base.__name__,
-        "own": type(agent).__name__,
-        "file": form.file,
-        "policy": form.policy.__name__,
-        "python": ".".join(platform.python_version_tuple()[:2]),
-    }
+    names = {"base": form.base.__name__, "own": type(agent).__name__, "policy": form.policy.__name__}
+    return {**form._asdict(), **names, "python": ".".join(platform.python_version_tuple()[:2]), **more}
 
 
 def save_plain(agent: PixelAgent, folder: Path) -> Form:
@@ -195,15 +179,14 @@ def save_plain(agent: PixelAgent, folder: Path) -> Form:
         raise TrainingError(f"{form.file} would act otherwise than the agent (by {np.abs(one - two).max():.1e}).")
     for module in (networks, seen):
         cloudpickle.register_pickle_by_value(module)
+        path = Path(str(module.__file__))
+        text = path.read_text(encoding="utf-8").replace("from dipole.rl.seen import", "from seen import")
+        (folder / path.name).write_text(text, encoding="utf-8")
     try:
         played.save(folder / form.file)
     finally:
         for module in (networks, seen):
             cloudpickle.unregister_pickle_by_value(module)
-    for module in (networks, seen):
-        path = Path(str(module.__file__))
-        text = path.read_text(encoding="utf-8").replace("from dipole.rl.seen import", "from seen import")
-        (folder / path.name).write_text(text, encoding="utf-8")
     return form
 
 

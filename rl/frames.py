@@ -1,6 +1,5 @@
 """Rings of pixels: single channels of images, each stored once, in host memory, on a disk or on the training device."""
 
-import hashlib
 import math
 import mmap
 import os
@@ -124,13 +123,6 @@ STORES: dict[str, type[Frames]] = {"host": Frames, "device": DeviceFrames, "disk
 def extents(size: Size) -> tuple[int, int]:
     """Height and width."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])
-
-
-def plane_hash(plane: NDArray[np.uint8]) -> int:
-    """Return a 64-bit hash of a plane that is the same in every process."""
-    return int.from_bytes(
-        hashlib.blake2b(np.ascontiguousarray(plane).data, digest_size=8).digest(), "little", signed=True
-    )
 
 
 def available_bytes(place: torch.device | Path) -> int:

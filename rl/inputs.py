@@ -118,15 +118,6 @@ def require_size(size: Size, layers: int) -> None:
         raise ConfigError(str(error)) from None
 
 
-def require_image(seen: ObservationShape, learner: str) -> None:
-    """Raise ConfigError if there is no image for the contrast."""
-    if seen.image is None:
-        raise ConfigError(
-            f"{learner} sees no image here (a Box of uint8 with three dimensions, also if it is grey: keep_dim=True), "
-            "and the contrast is of images: objective='none' trains it on vectors alone (--set objective=none)."
-        )
-
-
 def named(seen: ObservationShape) -> str:
     """Name the inputs in words."""
     if seen.image is None:
@@ -165,7 +156,7 @@ def require_stored_as_seen(model: BaseAlgorithm) -> None:
     An agent of dipole stores them as `original` returns them.
     """
     normalizer = model.get_vec_normalize_env()
-    if normalizer is None or getattr(model, "replay_buffer", None) is None or hasattr(model, "_keep_original"):
+    if normalizer is None or getattr(model, "replay_buffer", None) is None or hasattr(model, "environment_steps"):
         return
     own, seen = (
         {key: each.shape for key, each in parts(space).items()}

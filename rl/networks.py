@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from stable_baselines3.sac.policies import Actor, SACPolicy
@@ -204,7 +205,7 @@ class SquashedActor(Actor):
         return mean, log_std, {}
 
 
-class Encoders:
+class Encoders(BasePolicy):
     """The shared part of policies whose actor shares the convolutions of their critic.
 
     The arguments are SB3's, with features_extractor_kwargs of `PixelEncoder`.
@@ -231,10 +232,8 @@ class Encoders:
         return self.critic_target.features_extractor
 
     def set_training_mode(self, mode: bool) -> None:
-        mine: Any = self
-        if mode != mine.training:  # SB3 sets it before every action, and walks through all modules
-            inherited: Any = super()
-            inherited.set_training_mode(mode)
+        if mode != self.training:  # SB3 sets it before every action, and walks through all modules
+            super().set_training_mode(mode)
 
     def load_state_dict(self, state_dict: Any, *rest: Any, **settings: Any) -> Any:
         if not hasattr(self, "contrast") and any(name.startswith("contrast.") for name in state_dict):
@@ -242,14 +241,12 @@ class Encoders:
                 "load it with dipole.rl.ContrastiveSAC (or ContrastiveDrQ). `dipole export RUN --to sb3` leaves it out."
             )
             raise RuntimeError(f"the file has a contrastive objective, which stable-baselines3 does not know: {cure}")
-        inherited: Any = super()
-        return inherited.load_state_dict(state_dict, *rest, **settings)
+        return super().load_state_dict(state_dict, *rest, **settings)
 
     def save(self, path: Any) -> None:
         # Without the objective, which `load` does not make.
-        mine: Any = self
-        state = {name: value for name, value in mine.state_dict().items() if not name.startswith("contrast.")}
-        torch.save({"state_dict": state, "data": mine._get_constructor_parameters()}, path)
+        state = {name: value for name, value in self.state_dict().items() if not name.startswith("contrast.")}
+        torch.save({"state_dict": state, "data": self._get_constructor_parameters()}, path)
 
     def _build(self, lr_schedule: Schedule) -> None:
         policy: Any = self

@@ -38,7 +38,7 @@ from dipole.rl.contrast import (
     unregistered,
 )
 from dipole.rl.envs.running.checked import CheckedEnvironments
-from dipole.rl.inputs import require_image, require_policy, require_size, seen_by
+from dipole.rl.inputs import require_policy, require_size, seen_by
 from dipole.rl.networks import PixelEncoder
 from dipole.rl.replay import FrameReplayBuffer
 from dipole.rl.sampling import FrameBatch
@@ -180,7 +180,12 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         self._positives = 0
         self.encoder_optimizer = self.contrast_optimizer = None
         if contrast is not None:
-            require_image(self.seen, type(self).__name__)
+            if self.seen.image is None:
+                raise ConfigError(
+                    f"{type(self).__name__} sees no image here (a Box of uint8 with three dimensions, also if it is "
+                    "grey: keep_dim=True), and the contrast is of images: objective='none' trains it on vectors alone "
+                    "(--set objective=none)."
+                )
             self._positives = self.positives or contrast.positives_wanted or 1
             require_unlabelled(contrast, self.features, self._positives, self.batch_size)
             self._setup_contrast_optimizers(list(contrast.parameters()), self._encoder_rate(1.0))
@@ -316,7 +321,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
     ) -> None:
         """Step optimizers on a sum of losses () by name. Raise TrainingError before the step if one is not finite.
 
-        A contrastive loss is called "contrastive", and was computed from `pairs`.
+        A contrastive loss is called "contrastive", and was computed from `pairs`. Its objective hears of the step.
         """
         stepped = [each for each in optimizers if each is not None]
         parameters = list({id(p): p for o in stepped for g in o.param_groups for p in g["params"]}.values())
@@ -331,6 +336,12 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             raise TrainingError(self._trouble(losses, wanted, norms, pairs))
         for optimizer in stepped:
             optimizer.step()
+        if pairs is not None:
+            assert self.contrast is not None
+            done = self._n_updates // self.contrast_every + 1
+            left = self._updates_left
+            total = None if left is None else (self._n_updates + left) // self.contrast_every + 1
+            self.contrast.after_step(self._encoder_rate(self._current_progress_remaining), done, total)
 
     def _step_critic(self, loss: Tensor, batch: FrameBatch, anchors: Tensor, contrasting: bool, logs: Logs) -> None:
         """Step encoder, Q functions and, if it takes part, the objective on the sum of their losses."""
@@ -341,17 +352,14 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         pairs = self.make_pairs(batch, anchors)
         losses = {"critic": loss, "contrastive": self._contrastive_loss(pairs, logs)}
         self._minimise(losses, [self.policy.critic.optimizer, self.contrast_optimizer], pairs)
-        self._after_contrast()
 
     def _trouble(
         self, losses: Mapping[str, Tensor], parameters: list[Tensor], norms: Tensor, pairs: Pairs | None
     ) -> str:
         """Say what is not finite, where it comes from, and what helps."""
         where = f"at update {self._n_updates} ({self.environment_steps} environment steps)"
-        values = dict(losses)
-        if self.outcome is not None and "contrastive" in losses:
-            values = {name: term.value for name, term in self.outcome.terms.items()} | values
-        for name, value in values.items():
+        terms = self.outcome.terms if self.outcome is not None and pairs is not None else {}
+        for name, value in [*((name, term.value) for name, term in terms.items()), *losses.items()]:
             if not bool(value.isfinite()):
                 return (
                     f"the {name} loss is {float(value.detach())} {where}. The step was not taken. Lower the learning "
@@ -408,14 +416,6 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         logs["contrast_loss"] = outcome.loss.detach()
         self.outcome = Outcome(outcome.loss.detach(), outcome.terms)
         return outcome.loss
-
-    def _after_contrast(self) -> None:
-        """Tell the objective that its step is done."""
-        assert self.contrast is not None
-        done = self._n_updates // self.contrast_every + 1
-        left = self._updates_left
-        total = None if left is None else (self._n_updates + left) // self.contrast_every + 1
-        self.contrast.after_step(self._encoder_rate(self._current_progress_remaining), done, total)
 
 
 def set_adam(optimizer: torch.optim.Optimizer | None, rate: float, beta: float) -> None:

@@ -6,6 +6,7 @@ of 18.
 """
 
 import copy
+import hashlib
 import tempfile
 import warnings
 from pathlib import Path
@@ -20,7 +21,7 @@ from stable_baselines3.common.buffers import BaseBuffer
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.text import counted, size
 from dipole.rl.arguments import check_integers, check_number, check_seed
-from dipole.rl.frames import STORES, available_bytes, plane_hash, require_bytes
+from dipole.rl.frames import STORES, available_bytes, require_bytes
 from dipole.rl.sampling import FrameSampler
 from dipole.rl.seen import layout
 from dipole.rl.settings import Storage
@@ -213,18 +214,13 @@ class FrameReplayBuffer(FrameSampler):
             before = int(self.starts[env, (self._head[env] - 1) % self.buffer_size, 1])
         else:
             before = self._write(env, obs)
-        after = self._write_next(env, obs, before, following)
         self._newest[env] = following.copy()
-        return before, after
-
-    def _write_next(self, env: int, obs: NDArray[np.uint8], before: int, following: NDArray[np.uint8]) -> int:
-        """Store what is new in a next observation: a grey frame, a frame, or all of it."""
         if before + len(obs) == self._written[env]:  # the newest planes are those of `obs`
-            for new in (1, self._frame_shape[0]):
+            for new in (1, self._frame_shape[0]):  # a grey frame, or a frame
                 if new < len(obs) and np.array_equal(following[:-new], obs[new:]):
                     self._write(env, following[-new:])
-                    return before + new
-        return self._write(env, following)
+                    return before, before + new
+        return before, self._write(env, following)
 
     def _write(self, env: int, planes: NDArray[np.uint8]) -> int:
         """Store planes (n, H, W) and return the serial number of the first."""
@@ -234,7 +230,8 @@ class FrameReplayBuffer(FrameSampler):
             self._grow()
         serials = np.arange(first, last)
         self.frames.put(env, serials % self._ring, planes)
-        self.digests[env, serials % self._ring] = [plane_hash(plane) for plane in planes]
+        names = b"".join(hashlib.blake2b(plane.tobytes(), digest_size=8).digest() for plane in planes)
+        self.digests[env, serials % self._ring] = np.frombuffer(names, "<i8")
         self._written[env] = last
         while self._loses(env, last):  # a plane of the oldest transition is overwritten
             self._tail[env] += 1
@@ -262,7 +259,7 @@ class FrameReplayBuffer(FrameSampler):
             f"{rate:.3g} new channels of its {channels}, so that all of them would need {size(needed)}, and "
             f"{size(free)} are free. Lower buffer_size, or free memory.",
             RuntimeWarning,
-            stacklevel=5,
+            stacklevel=4,
         )
 
     def _resize(self, ring: int) -> None:

@@ -148,7 +148,6 @@ class ContrastiveSAC(PixelAgent, SAC):
         self._minimise({"contrastive": self._contrastive_loss(pairs, logs)}, optimizers, pairs)
         gradients = [p.grad for o in optimizers for g in o.param_groups for p in g["params"] if p.grad is not None]
         logs["contrast_grad_norm_squared"] = torch.stack(torch._foreach_norm(gradients)).square().sum()
-        self._after_contrast()
 
     def _update_targets(self) -> None:
         """Move the momentum copies: Qbar with tau, the encoder with encoder_tau."""

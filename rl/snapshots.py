@@ -137,20 +137,15 @@ def _restore_state(agent: PixelAgent, folder: Path, manifest: dict[str, Any]) ->
     with description.readable(f"the checkpoint {folder} cannot be read"):
         agent.replay_buffer.load_counters(read_plain(folder, "replay"))
         read_replay(folder, agent.replay_buffer, manifest["replay"])
-        _take(agent, read_plain(folder, "state"))
-
-
-def _take(agent: PixelAgent, state: dict[str, Any]) -> None:
-    for name in _COUNTERS:
-        setattr(agent, name, state["counters"][name])
-    agent._last_obs, agent._last_original_obs = state["last_obs"], state["last_original_obs"]
-    agent.action_space.np_random.bit_generator.state = state["action_space"]
-    for name, learned in (state.get("contrastive") or {}).items():
-        setattr(agent, name, learned)
-    agent.action_noise = set_noise_state(agent.action_noise, state.get("action_noise"))
-    if agent.env is not None:
-        _restore_environments(agent, agent.env, state)
-    set_rng_state(state["rng"])
+        state = read_plain(folder, "state")
+        for name, value in [*state["counters"].items(), *(state.get("contrastive") or {}).items()]:
+            setattr(agent, name, value)
+        agent._last_obs, agent._last_original_obs = state["last_obs"], state["last_original_obs"]
+        agent.action_space.np_random.bit_generator.state = state["action_space"]
+        agent.action_noise = set_noise_state(agent.action_noise, state.get("action_noise"))
+        if agent.env is not None:
+            _restore_environments(agent, agent.env, state)
+        set_rng_state(state["rng"])
 
 
 def check(folder: Path) -> dict[str, Any]:

@@ -75,6 +75,12 @@ def scores(history: Sequence[Evaluation]) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+def summary(returns: Sequence[float]) -> dict[str, float]:
+    """Return mean, standard deviation, interquartile mean and range of returns."""
+    found = {"mean": float(np.mean(returns)), "std": float(np.std(returns)), "iqm": interquartile_mean(returns)}
+    return {**found, "min": min(returns), "max": max(returns)}
+
+
 @dataclass(frozen=True)
 class Aggregate:
     """Scores over seeds.

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import numpy as np
 
-from dipole.core.evaluation.intervals import interquartile_mean
 from dipole.core.train.launch import pick_device
 from dipole.core.train.model import load_run
 from dipole.core.train.run_folder import DEFAULT_RUNS, find_run
@@ -20,6 +18,7 @@ from dipole.rl.algorithms import open_agent
 from dipole.rl.arguments import check_integers, check_seed
 from dipole.rl.domain import AGENT
 from dipole.rl.envs.registry import find
+from dipole.rl.episodes.history import summary
 from dipole.rl.episodes.play import evaluate, require_format, write_video
 from dipole.rl.pixel_agent import PixelAgent
 
@@ -34,24 +33,21 @@ class Trial:
     seed: int
     deterministic: bool
     returns: tuple[float, ...]
-    video: str | None = None
+    video: str | Path | None = None
 
     def __str__(self) -> str:
         how = "deterministic" if self.deterministic else "stochastic"
         text = (
-            f"{self.task}: return {np.mean(self.returns):.2f} +- {np.std(self.returns):.2f} "
-            f"({counted(len(self.returns), 'episode')}, {how}, seed {self.seed}, interquartile mean "
-            f"{interquartile_mean(self.returns):.2f}, {min(self.returns):.2f} to {max(self.returns):.2f})"
+            "{task}: return {mean:.2f} +- {std:.2f} ({played}, {how}, seed {seed}, interquartile mean {iqm:.2f}, "
+            "{min:.2f} to {max:.2f})"
         )
-        if self.video is None:
-            return text
-        return f"{text}\n{self.video}"
+        played = counted(len(self.returns), "episode")
+        told = text.format(task=self.task, seed=self.seed, how=how, played=played, **summary(self.returns))
+        return told if self.video is None else f"{told}\n{self.video}"
 
     def as_json(self) -> str:
         """Return the same as one JSON object, with every return."""
-        found = asdict(self) | {"episodes": len(self.returns), "iqm": interquartile_mean(self.returns)}
-        found |= {"mean": float(np.mean(self.returns)), "std": float(np.std(self.returns))}
-        return json.dumps(found | {"min": min(self.returns), "max": max(self.returns)})
+        return json.dumps(asdict(self) | {"episodes": len(self.returns)} | summary(self.returns))
 
 
 def trial(
@@ -98,10 +94,9 @@ def trial(
     frames: list[Any] | None = None if video is None else []
     with closing(chosen.make(**settings)) as env, isolated(seed):
         returns = evaluate(agent, env, episodes, seed, frames, deterministic=deterministic)
-    if video is None or frames is None:
-        return Trial(chosen.name, seed, deterministic, tuple(returns))
-    write_video(frames, video, int(env.metadata.get("render_fps") or 25))
-    return Trial(chosen.name, seed, deterministic, tuple(returns), str(video))
+    if video is not None and frames is not None:
+        video = str(write_video(frames, video, int(env.metadata.get("render_fps") or 25)))
+    return Trial(chosen.name, seed, deterministic, tuple(returns), video)
 
 
 def _open(name: str | Path, runs: Path, device: str | None) -> PixelAgent:

@@ -16,13 +16,7 @@ from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.rl.arguments import check_integers
 from dipole.rl.envs.running.faults import describe, fault_message, guarded
 from dipole.rl.envs.running.state import noise_state, require_width, set_noise_state
-from dipole.rl.envs.running.validate import (
-    require_contained,
-    require_finite_observation,
-    require_observation,
-    rows_of,
-    validate,
-)
+from dipole.rl.envs.running.validate import require_finite_observation, require_observation, rows_of, validate
 from dipole.rl.inputs import original, require_kinds, shown_to
 from dipole.rl.settings import Inputs
 
@@ -86,13 +80,9 @@ class CheckedEnvironments(OffPolicyAlgorithm):
                 error = ValueError(f"the reward is {reward[index]}")
                 self._count_fault(int(index), describe(error, self.num_timesteps, self._episode_num, self.seed))
         self._check_observations(new_obs)
-        self._keep_original(new_obs)
+        if self._vec_normalize_env is not None:  # SB3 stores them as the wrappers above VecNormalize leave them
+            self._vec_normalize_env.old_obs = original(self._vec_normalize_env, new_obs)
         super()._store_transition(replay, action, new_obs, reward, dones, infos)
-
-    def _keep_original(self, seen: Any) -> None:
-        """Let SB3 store observations as the wrappers above VecNormalize leave them."""
-        if self._vec_normalize_env is not None:
-            self._vec_normalize_env.old_obs = original(self._vec_normalize_env, seen)
 
     def _check_observations(self, observations: Any, bounds: bool = False) -> None:
         """Refuse observations of an unguarded VecEnv that are not in their space."""
@@ -100,9 +90,7 @@ class CheckedEnvironments(OffPolicyAlgorithm):
             return
         name = type(self.env.unwrapped).__name__
         for index, each in enumerate(rows_of(observations)):
-            require_observation(name, self.observation_space, each)
-            if bounds:
-                require_contained(name, self.observation_space, each)
+            require_observation(name, self.observation_space, each, bounds)
             try:
                 require_finite_observation(each)
             except ValueError as error:

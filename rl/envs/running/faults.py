@@ -12,7 +12,6 @@ from dipole.rl.envs.registry import shown
 from dipole.rl.envs.running.state import has_state, wrapper_names, wrappers_set_state, wrappers_state
 from dipole.rl.envs.running.validate import (
     LARGEST,
-    require_contained,
     require_finite_observation,
     require_full_range,
     require_observation,
@@ -84,9 +83,7 @@ class Guard(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _look_at(self, observation: Any) -> None:
         name, space = shown(self.env), self.env.observation_space
-        require_observation(name, space, observation)
-        if self._first is not None:
-            require_contained(name, space, observation)
+        require_observation(name, space, observation, bounds=self._first is not None)
         require_finite_observation(observation)
         if self._first is None:
             return

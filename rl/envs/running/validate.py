@@ -120,8 +120,11 @@ def _told(result: Any) -> str:
     return "None" if result is None else f"one {type(result).__name__}"
 
 
-def require_observation(name: str, space: spaces.Space[Any], observation: Any) -> None:
-    """Raise ConfigError for an observation of another kind or shape than its space says."""
+def require_observation(name: str, space: spaces.Space[Any], observation: Any, bounds: bool = False) -> None:
+    """Raise ConfigError for an observation of another kind or shape than its space says, with `bounds` of other values.
+
+    The bounds of the first observations are enough.
+    """
     for key, each, part in _parts_of(name, space, observation):
         which = _gives(name, key)
         if part is None:
@@ -147,6 +150,15 @@ def require_observation(name: str, space: spaces.Space[Any], observation: Any) -
             )
         if not np.can_cast(part.dtype, each.dtype, "same_kind"):
             raise ConfigError(f"{which} an observation of {part.dtype}, but its space is {each}.")
+        if bounds and np.isnan(part).any():
+            raise ConfigError(f"{which} NaN as an observation. Allowed: {each}.")
+        slack: Any = 0
+        if np.issubdtype(each.dtype, np.floating):
+            slack = 1e-3 * np.maximum(1, np.abs(part))  # allow rounding
+        if bounds and ((part < each.low - slack).any() or (part > each.high + slack).any()):
+            raise ConfigError(
+                f"{which} observations from {_short(part.min())} to {_short(part.max())}, outside of its space {each}."
+            )
 
 
 def _parts_of(name: str, space: spaces.Space[Any], observation: Any) -> Iterator[tuple[str, spaces.Space[Any], Any]]:
@@ -179,23 +191,6 @@ def stack(rows: list[Any]) -> Any:
     if isinstance(rows[0], dict):
         return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
     return np.stack(rows)
-
-
-def require_contained(name: str, space: spaces.Space[Any], observation: Any) -> None:
-    """Raise ConfigError for NaN or values outside a space's bounds, in the first observations of an environment."""
-    for key, each, part in _parts_of(name, space, observation):
-        if not isinstance(each, spaces.Box):
-            continue
-        which = _gives(name, key)
-        if np.isnan(part).any():
-            raise ConfigError(f"{which} NaN as an observation. Allowed: {each}.")
-        slack: Any = 0
-        if np.issubdtype(each.dtype, np.floating):
-            slack = 1e-3 * np.maximum(1, np.abs(part))  # allow rounding
-        if (part < each.low - slack).any() or (part > each.high + slack).any():
-            raise ConfigError(
-                f"{which} observations from {_short(part.min())} to {_short(part.max())}, outside of its space {each}."
-            )
 
 
 def require_finite_observation(observation: Any) -> None:
