@@ -12,6 +12,10 @@ from dipole.core.utils.text import warn
 MANY_PIXELS = 25_000_000
 DENSE = 400  # pixels for a byte, of which photos have at most 100
 TWELVE = 4095  # white of 12 bits
+DARK = (
+    f"the numbers of an image with 16 bits end below {TWELVE + 1}, and white is 65535: it is nearly black. If it has "
+    "12 bits, save 16 times its numbers"
+)
 BITS, WHITE, CHANNELS = 258, 262, 277  # tags of a TIFF; WHITE is 0 where the number 0 is white
 
 
@@ -27,6 +31,7 @@ def open_rgb(data: bytes, size: int | None = None) -> Image.Image:
 
 def as_rgb(image: Image.Image) -> Image.Image:
     """Convert an image to RGB with 8 bits a channel."""
+    is_deep = any(";16" in str(tile[3]) for tile in getattr(image, "tile", ()))  # Pillow takes the upper 8 of 16 bits
     picture = eight_bits(image)
     channels = getattr(image, "tag_v2", {}).get(CHANNELS, 3)
     if channels > 3 and image.mode in ("RGB", "RGBX"):
@@ -36,7 +41,10 @@ def as_rgb(image: Image.Image) -> Image.Image:
         )
     if picture.mode == "P" and "transparency" in picture.info:
         picture = picture.convert("RGBA")  # otherwise Pillow warns
-    return picture.convert("RGB")
+    found = picture.convert("RGB")
+    if is_deep and 0 < max(high for _, high in found.getextrema()) <= TWELVE >> 8:
+        warn(DARK)
+    return found
 
 
 def open_image(data: bytes) -> Image.Image:
@@ -78,10 +86,7 @@ def eight_bits(image: Image.Image) -> Image.Image:
         if tags.get(BITS) == (12,):  # which Pillow does not scale
             values *= 65535 / TWELVE
         elif 0 < values.max() <= TWELVE / 65535:
-            warn(
-                f"the numbers of an image with 16 bits end below {TWELVE + 1}, and white is 65535: it is nearly black. "
-                "If it has 12 bits, save 16 times its numbers"
-            )
+            warn(DARK)
         if tags.get(WHITE) == 0:
             values = 1 - values
     elif image.mode == "I":

@@ -1,6 +1,8 @@
 """Image sets: what is read, split and counted, and what is refused."""
 
+import gzip
 import os
+import struct
 import warnings
 from dataclasses import replace
 
@@ -141,6 +143,25 @@ def test_npz(tmp_path):
         assert opened(path).labels.tolist() == [0, 1] * 5
     path.write_bytes(path.read_bytes()[:500])
     refused(DataError, r"cannot be read as an \.npz", read, path)
+    for kinds in (("{}_images", "{}_labels"), ("x_{}", "y_{}")):  # as MedMNIST and Keras name them
+        given = {kinds[0].format(part): pixels[:n] for part, n in (("train", 10), ("val", 2), ("test", 4))}
+        parts = read(npz(tmp_path / "d.npz", **given, **{kinds[1].format("test"): np.arange(4)[:, None]}))
+        assert (len(parts.train), parts.test.labels.tolist(), parts.train.labels) == (10, [0, 1, 2, 3], None)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_idx_files(tmp_path, pack):
+    (tmp_path / "raw").mkdir()
+    for part, n in (("train", 9), ("t10k", 4)):
+        header, name = struct.pack(">4I", 2051, n, 6, 5), f"raw/{part}-images-idx3-ubyte{'.gz' * (pack is not bytes)}"
+        (tmp_path / name).write_bytes(pack(header + bytes(range(n)) + bytes(29 * n)))
+        labels = struct.pack(">2I", 2049, n) + bytes(place % 3 for place in range(n))
+        (tmp_path / name.replace("images-idx3", "labels-idx1")).write_bytes(pack(labels))
+    parts = read(tmp_path)
+    assert (parts.train.images.shape, parts.train.labels.tolist()) == ((9, 1, 6, 5), [0, 1, 2] * 3)
+    assert (parts.test.images[0, 0, 0].tolist(), len(parts.test)) == ([0, 1, 2, 3, 0], 4)
+    (tmp_path / name).write_bytes(pack(header))
+    refused(DataError, "cannot be read as an .npz archive or IDX files: cannot reshape", read, tmp_path)
 
 
 @pytest.mark.parametrize(("arrays", "message"), [

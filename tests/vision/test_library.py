@@ -96,6 +96,16 @@ def test_heads_and_queues_have_the_type_and_the_device_of_the_backbone(name):
     assert {each.device.type for key, each in placed.items() if key != "step"} == {"meta"}
 
 
+@pytest.mark.parametrize("name", ["BYOL", "MoCo", "SimCLR"])
+def test_a_scripted_backbone_trains_as_its_source(name):
+    losses = []
+    for made in (nn.Sequential, torch.jit.script):
+        torch.manual_seed(0)
+        model = getattr(vision, name)(made(conv()), "infonce", **SMALL.get(name, {}))
+        losses.append([step(model, arguments(name, seed)) for seed in range(2)])
+    assert losses[0] == pytest.approx(losses[1])
+
+
 def test_a_compiled_framework_is_not_compiled_again_at_each_step():
     plain, whole = build("SwAV"), build("SwAV")
     compiled = torch.compile(whole, backend="eager")

@@ -4,6 +4,7 @@ import io
 import math
 import struct
 import warnings
+import zlib
 
 import numpy as np
 import pytest
@@ -147,6 +148,14 @@ def test_tags_of_a_tiff_say_what_its_numbers_mean_and_what_is_lost_is_said(tmp_p
     np.testing.assert_allclose(decode(data, None)[:, :, 0], RAMP / 257, atol=0.6)
     with pytest.warns(UserWarning, match="numbers of an image with 16 bits end below 4096"):
         decode(saved(tmp_path, "x.png", (RAMP // 16).astype(np.uint16)), None)
+    parts = (
+        (b"IHDR", struct.pack(">IIBBBBB", 8, 8, 16, 2, 0, 0, 0)),
+        (b"IDAT", zlib.compress((b"\0" + b"\x0f\xff" * 24) * 8)),
+        (b"IEND", b""),
+    )
+    deep = b"".join(struct.pack(">I", len(d)) + k + d + struct.pack(">I", zlib.crc32(k + d)) for k, d in parts)
+    with pytest.warns(UserWarning, match="numbers of an image with 16 bits end below 4096"):
+        assert decode(b"\x89PNG\r\n\x1a\n" + deep, None).max() == 15
     Image.new("RGBX", (4, 4)).save(tmp_path / "x.tif")
     with pytest.warns(UserWarning, match="only the first three of the 4 channels of a TIFF"):
         decode((tmp_path / "x.tif").read_bytes(), None)

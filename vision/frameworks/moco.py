@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -17,7 +16,7 @@ from dipole.core.utils.distributed import gather_rows, rank, row_counts, world_s
 from dipole.core.utils.transfer import to_device
 from dipole.vision.frameworks.base import AnyObjective, AnyPairs, Batch, Draw, OneBranch, embedded, register_framework
 from dipole.vision.frameworks.branch import Setup, placed_like
-from dipole.vision.frameworks.queue import Fresh, Queue, check_momentum, momentum_update
+from dipole.vision.frameworks.queue import Fresh, Queue, check_momentum, momentum_copy, momentum_update
 from dipole.vision.settings import VisionSettings
 
 
@@ -78,7 +77,7 @@ class MoCo(OneBranch):
     ) -> None:
         super().__init__(backbone, objective, head)
         check_momentum(momentum)
-        self.key = copy.deepcopy(self.branch).requires_grad_(False)
+        self.key = momentum_copy(self.branch)
         self.queue = placed_like(Queue(queue, self.embedding_dim), self.backbone)
         self.momentum = momentum
         self.intra_batch = intra_batch

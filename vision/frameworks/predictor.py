@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Self, get_args
@@ -22,7 +21,7 @@ from dipole.vision.encoders.base import Norm, mlp
 from dipole.vision.frameworks.base import AnyObjective, AnyPairs, Batch, Draw, OneBranch, embedded, register_framework
 from dipole.vision.frameworks.branch import Setup, check_module, placed_like
 from dipole.vision.frameworks.moco import every_view_in_turn
-from dipole.vision.frameworks.queue import Fresh, Queue, check_momentum, cosine_schedule, momentum_update
+from dipole.vision.frameworks.queue import Fresh, Queue, check_momentum, cosine_schedule, momentum_copy, momentum_update
 from dipole.vision.heads import Prediction, prediction_head
 from dipole.vision.settings import VisionSettings
 
@@ -176,7 +175,7 @@ class Following(Predicting):
         check_choice("momentum_schedule", momentum_schedule, *get_args(Schedule))
         if steps is not None:
             check_whole("steps", steps)
-        self.target = copy.deepcopy(self.branch).requires_grad_(False)
+        self.target = momentum_copy(self.branch)
         self.momentum = momentum
         self.schedule: Schedule = momentum_schedule
         self.steps = steps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -133,6 +134,12 @@ def momentum_update(copy: nn.Module, module: nn.Module, momentum: float) -> None
     if [each.shape for each in slow] != [each.shape for each in fast]:
         raise OptionError("momentum_update needs modules with the same parameters: make one by copy.deepcopy(module).")
     torch._foreach_lerp_(slow, fast, 1 - momentum)
+
+
+@torch.no_grad()  # else parameters of a scripted module's copy are results of a computation
+def momentum_copy(module: nn.Module) -> nn.Module:
+    """Return a copy of a module without gradients."""
+    return deepcopy(module).requires_grad_(False)
 
 
 def check_momentum(momentum: float) -> None:

@@ -17,6 +17,7 @@ from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import HUB, READERS, SHARDS, Classes, Decoding, Known, Reader, Source
 from dipole.vision.sources.folder import FOLDER
 from dipole.vision.sources.huggingface import SAVED, hub, hub_name
+from dipole.vision.sources.images import CONVERT
 from dipole.vision.sources.streamed import open_stream
 from dipole.vision.sources.webdataset import shards
 
@@ -51,7 +52,7 @@ def open_source(source: str, options: Decoding, wanted: Classes = None) -> Sourc
         return replace(opened, reader=read)
     if reader is None:
         if is_file(Path(source)):
-            raise DataError(f"{source} is a file that dipole cannot read as images. Give {described()}.")
+            raise DataError(f"{source} is a file that dipole cannot read as images. {CONVERT}. Or give {described()}.")
         if source == IMAGENET:
             raise DataError(
                 f"no data at {source!r}. ImageNet is only for registered users of https://image-net.org. Unpack it to "

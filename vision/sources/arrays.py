@@ -1,5 +1,8 @@
-"""Sources that are arrays: scikit-learn's digits, .npz files, and STL-10 as its authors distribute it."""
+"""Sources that are arrays: scikit-learn's digits, .npz files, IDX files as of MNIST, and STL-10's own files."""
 
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -7,11 +10,16 @@ import numpy as np
 import torch
 
 from dipole.core.utils.errors import DataError
+from dipole.core.utils.rows import open_bytes
 from dipole.core.utils.text import shortened
 from dipole.vision.image_set import ImageSet
-from dipole.vision.sources.base import LFS, Classes, Decoding, Known, Source, register_source
+from dipole.vision.sources.base import CALLED, LFS, TRAINING, Classes, Decoding, Known, Source, register_source
 from dipole.vision.sources.images import select
 from dipole.vision.sources.labels import NoClassesError, class_labels, plain_label
+
+WORDS = {"images": ("images", "image", "x", "data"), "labels": ("labels", "label", "y", "targets")}
+"""Words in the names of arrays, in order of preference. Others name the split: train_images, y_test."""
+FORMATS = {"idx1", "idx3", "ubyte", "gz"}  # further words in names of files
 
 
 @register_source(names=("digits",), known={"digits": Known(1, 8, 10, {"train": 1797})})
@@ -30,26 +38,85 @@ def digits() -> ImageSet:
 
 @register_source("an .npz of arrays", matches=lambda text, path: path.suffix.lower() == ".npz", quick=True)
 def open_npz(source: str, options: Decoding, wanted: Classes) -> Source:
-    return Source(source, ("train",), lambda _: select(read_npz(Path(source).expanduser()), wanted))
+    """Open an .npz with `images` uint8 (n, H, W[, C]) and, optionally, `labels` (n,) and `class_names`.
+
+    Arrays of several splits have names such as train_images and train_labels (MedMNIST), or x_test and y_test (Keras).
+    """
+    path = Path(source).expanduser()
+    with _readable(path):
+        file = np.load(path, allow_pickle=False)
+        names = file.files
+    return _of_arrays(path, names, file.__getitem__, wanted)
 
 
-def read_npz(path: Path) -> ImageSet:
-    """Read an .npz with `images` uint8 (n, H, W[, C]) and, optionally, `labels` (n,) and `class_names`."""
-    if not path.is_file():
-        raise DataError(f"no file {path}.")
+@register_source("a folder of IDX files as of MNIST", matches=lambda text, path: bool(idx_files(path)))
+def open_idx(source: str, options: Decoding, wanted: Classes) -> Source:
+    """Open files such as train-images-idx3-ubyte and t10k-labels-idx1-ubyte.gz, also in the folder `raw` there."""
+    path = Path(source).expanduser()
+    files = {file.name: file for file in idx_files(path)}
+    return _of_arrays(path, files, lambda name: read_idx(files[name]), wanted)
+
+
+def idx_files(folder: Path) -> list[Path]:
+    """Return the IDX files of a folder. A packed one is left out if it is there unpacked."""
+    found = sorted(file for each in (folder, folder / "raw") for file in each.glob("*-idx[13]-ubyte*"))
+    return [file for file in found if file.suffix != ".gz" or file.with_suffix("") not in found]
+
+
+def read_idx(file: Path) -> np.ndarray:
+    """Read an array of bytes: two zeros, type, number of dimensions, the dimensions, values."""
+    with open_bytes(file) as opened:
+        data = opened.read()
+    shape = np.frombuffer(data, ">i4", data[3], 4)
+    return np.frombuffer(data, np.uint8, offset=4 + 4 * data[3]).reshape(shape).copy()
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn the errors of reading arrays into DataErrors."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            names = ", ".join(map(repr, file.files))
-            arrays = {key: np.atleast_1d(file[key]) for key in ("images", "labels", "class_names") if key in file}
+        yield
+    except FileNotFoundError:
+        raise DataError(f"no file {path}.") from None
     except Exception as error:  # a damaged archive fails in zlib, zipfile or numpy, each with its own type
         fix = "Save text as labels.astype(str)" if "Object arrays" in str(error) else f"Fetch or save it again ({LFS})"
-        raise DataError(f"{path} cannot be read as an .npz archive: {error}. {fix}.") from error
-    images = arrays.get("images")
-    if images is None:
+        raise DataError(f"{path} cannot be read as an .npz archive or IDX files: {error}. {fix}.") from error
+
+
+def _of_arrays(path: Path, names: Iterable[str], get: Callable[[str], np.ndarray], wanted: Classes) -> Source:
+    """Return the splits of named arrays, which `get` reads."""
+    names = list(names)
+    splits: dict[str, dict[str, str]] = {}
+    for kind, words in WORDS.items():
+        for name in (name for word in words for name in names if word in _words(name)):
+            rest = [word for word in _words(name) if word not in words and word not in FORMATS]
+            split = "_".join(rest).replace("t10k", "test") or TRAINING[0]
+            if split in CALLED:
+                splits.setdefault(split, {}).setdefault(kind, name)
+    splits = {split: kinds for split, kinds in splits.items() if "images" in kinds}
+    if not splits:
+        shown = shortened(", ".join(map(repr, names)) or "none")
         raise DataError(
-            f"{path} has no array 'images', only {shortened(names or 'none')}. Save it again with images (n, H, W, C) "
-            "uint8 and, where known, labels (n,) and class_names: np.savez(FILE, images=..., labels=...)."
+            f"{path} has no array 'images', only {shown}. Save it again with images (n, H, W, C) uint8 and, where "
+            "known, labels (n,) and class_names: np.savez(FILE, images=..., labels=...)."
         )
+
+    def read(split: str) -> ImageSet:
+        with _readable(path):
+            arrays = {kind: np.atleast_1d(get(name)) for kind, name in splits[split].items()}
+            if "class_names" in names:
+                arrays["class_names"] = np.atleast_1d(get("class_names"))
+        return select(_image_set(path, arrays), wanted)
+
+    return Source(str(path), tuple(splits), read)
+
+
+def _words(name: str) -> list[str]:
+    return re.split(r"[-_.]", name.lower())
+
+
+def _image_set(path: Path, arrays: dict[str, np.ndarray]) -> ImageSet:
+    images = arrays["images"]
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
         raise DataError(
             f"{path}: images must be uint8 of shape (n, H, W) or (n, H, W, C), got {images.dtype} {images.shape}. Save "

@@ -19,7 +19,7 @@ from dipole.vision.decoding import file_bytes, first_names
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import CALLED, HELD_OUT, TRAINING, Classes, Decoding, Source, register_source, words_of
 from dipole.vision.sources.huggingface import METADATA
-from dipole.vision.sources.images import check_wanted, decode_all, select, warn_of_left_out
+from dipole.vision.sources.images import CONVERT, check_wanted, decode_all, select, warn_of_left_out
 from dipole.vision.sources.tables import read_metadata
 
 # Those that Pillow reads here: it can be built without AVIF.
@@ -218,7 +218,8 @@ def _read_folder(
         others = f" It holds others: {left_out[0]}." if left_out else ""
         raise DataError(
             f"the folder {path} holds no images ({', '.join(sorted(SUFFIXES))}).{others} "
-            "Expected one folder per class (CLASS/file.jpg), split folders (train/CLASS/file.jpg), or loose images."
+            "Expected one folder per class (CLASS/file.jpg), split folders (train/CLASS/file.jpg), or loose images. "
+            f"{CONVERT}."
         )
     warn_of_left_out(path.name, left_out)
     items, left_out = ([_in_utf8(at) for at in part] for part in (files, left_out))

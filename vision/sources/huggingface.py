@@ -71,7 +71,7 @@ def saved_dataset(source: str, options: Decoding, wanted: Classes) -> Source:
     from datasets import DatasetDict, load_from_disk
 
     path = Path(source).expanduser()
-    failure = f"{path} cannot be read as a data set saved to disk: {{error}}."
+    failure = f"{path} cannot be read as a data set saved to disk: {{error}}. Write it again, with rows."
     found = loaded(failure, lambda: load_from_disk(str(path)).with_format(None))  # a format is saved too
     splits = dict(found) if isinstance(found, DatasetDict) else {"train": found}
     return Source(

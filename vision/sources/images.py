@@ -15,6 +15,8 @@ from dipole.vision.decoding import Encoded, Stream, attempt, decode, describe, f
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import Classes, Decoding
 
+CONVERT = "Unpack archives, and save other formats as an .npz: numpy.savez(FILE, images=..., labels=...)"
+
 
 def check_wanted(name: str, names: Sequence[str], wanted: Sequence[str]) -> None:
     """Raise DataError if a data set with classes of these names lacks some of a class list."""
