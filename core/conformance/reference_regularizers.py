@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from dipole.core.conformance.case import Case, Number, Vector, dot, dots, mean, norm, ramp, total, unit
+from dipole.core.conformance.case import Case, Number, Vector, dot, dots, mean, ramp, total, unit
 
 
 def distance_polarization(case: Case, *, delta_pos: float, delta_neg: float, reduction: str = "mean") -> Number:
@@ -24,21 +24,10 @@ def distance_polarization(case: Case, *, delta_pos: float, delta_neg: float, red
     return mean(sums)
 
 
-def singular_values(columns: Sequence[Vector], sweeps: int = 12) -> list[Number]:
-    """Singular values by one-sided Jacobi: rotate pairs of columns until all are orthogonal; their norms remain."""
-    columns = list(columns)
-    for _ in range(sweeps):
-        for p in range(len(columns)):
-            for q in range(p + 1, len(columns)):
-                x, y = columns[p], columns[q]
-                gamma = dot(x, y)
-                if gamma.abs() <= 1e-15 * norm(x) * norm(y):
-                    continue
-                zeta = (dot(y, y) - dot(x, x)) / (2 * gamma)
-                tangent = (1.0 if zeta >= 0 else -1.0) / (zeta.abs() + (1 + zeta * zeta).sqrt())
-                c = 1 / (1 + tangent * tangent).sqrt()
-                columns[p], columns[q] = c * x - c * tangent * y, c * tangent * x + c * y
-    return [norm(x) for x in columns]
+def singular_values(columns: Sequence[Vector]) -> Vector:
+    """Singular values, the roots of the eigenvalues of the products of columns."""
+    table = torch.stack(list(columns))
+    return torch.linalg.eigvalsh(table @ table.T).sqrt()
 
 
 def low_dimensional_reconstruction(
@@ -71,6 +60,5 @@ def low_dimensional_reconstruction(
         x = anchor / dot(anchor, anchor).sqrt() if features == "unit" else anchor
         back = dots(dots(x, rows), columns)
         errors.append(dot(back - x, back - x))
-    lengths = singular_values(columns) if norm == "nuclear" else [dot(c, c).sqrt() for c in columns]
-    size = total(lengths)
+    size = total(singular_values(columns) if norm == "nuclear" else [dot(c, c).sqrt() for c in columns])
     return mean(errors) + alpha * (size.detach() if solver == "proximal" else size)
