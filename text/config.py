@@ -9,8 +9,6 @@ from dipole.core.evaluation.probes import PROBE_DEVICE_HELP, ProbeDevice
 from dipole.core.train.config import Settings
 from dipole.core.train.finetuning import FREEZE_HELP, LORA_HELP, WEIGHTS_HELP, FreezeSetting, LoraTable
 from dipole.core.utils.backbone import NetworkSource, Weights
-from dipole.core.utils.errors import ConfigError
-from dipole.text.pair_labels import check_columns
 
 
 class TextSettings(Settings):
@@ -36,32 +34,21 @@ class TextSettings(Settings):
     )
     processes: int | None = Field(None, ge=1, description="that read a large corpus. Default: one for each core")
     limit: int | None = Field(None, ge=1, description="use the first sentences only")
-    held_out: float = Field(
-        0.05, ge=0, lt=1, description="share of each document's end that is held out for evaluation"
-    )
-
+    held_out: float = Field(0.05, ge=0, lt=1, description="share of each document's end, held out for evaluation")
     development: float = Field(0.0, ge=0, lt=1, description="share before it that is neither trained on nor evaluated")
 
     tokenizer: str = Field("words", description="words, a tokenizer.json, a folder, or a name on the Hugging Face Hub")
     vocabulary_size: int = Field(50_000, ge=1, description="most frequent words that get an id (words only)")
     lower: bool = Field(False, description="lower-case everything (words only)")
-    max_length: int = Field(
-        50, ge=1, description="tokens of a training sentence, at most. The authors' script cuts at 50"
-    )
+    max_length: int = Field(50, ge=1, description="tokens of a training sentence, at most (authors' script: 50)")
 
     encoder: Literal["gru", "bow", "transformer"] = "gru"
     direction: Literal["uni", "bi", "combine"] = Field("bi", description="gru only. combine is uni and bi side by side")
     hidden_size: int = Field(1200, ge=2, description="gru: width of f. Small BERT: its width")
     word_size: int = Field(300, ge=1, description="width of trained word embeddings")
-    vectors: str | None = Field(
-        None, description="GloVe or word2vec text file for fixed word vectors and for expansion"
-    )
-    channels: Literal["trained", "fixed", "both"] = Field(
-        "trained", description="word embeddings. both is MultiChannel"
-    )
-    transformer: str | None = Field(
-        None, description="config.json, checkpoint folder or Hub name. Default: a small BERT"
-    )
+    vectors: str | None = Field(None, description="GloVe or word2vec text file for fixed vectors and for expansion")
+    channels: Literal["trained", "fixed", "both"] = Field("trained", description="word embeddings. both: MultiChannel")
+    transformer: str | None = Field(None, description="config.json, checkpoint folder or Hub name; default: small BERT")
     weights: Weights | None = Field(None, description=f"with `transformer`: {WEIGHTS_HELP}")
     freeze: FreezeSetting = Field("none", description=f"with `transformer`: {FREEZE_HELP}")
     lora: LoraTable | None = Field(None, description=f"with `transformer`: {LORA_HELP}")
@@ -107,12 +94,8 @@ class TextSettings(Settings):
     )
     no_duplicates: bool = Field(True, description="columns only: no text occurs in two rows of a batch")
     window: int = Field(1, ge=1, le=10_000, description="sentences on each side that are positives")
-    self_logit: Literal["zero", "drop"] = Field(
-        "zero", description="the sentence itself: a negative of logit 0, or left out"
-    )
-    block_size: int = Field(
-        2, ge=1, description="positives of a sentence, b. A block has b + 1 sentences (blocks only)"
-    )
+    self_logit: Literal["zero", "drop"] = Field("zero", description="the sentence itself: logit 0, or left out")
+    block_size: int = Field(2, ge=1, description="blocks only: positives b of a sentence. A block has b + 1 sentences")
     blocks: Literal["consecutive", "random"] = Field(
         "consecutive", description="blocks only: neighbours, or any sentences of one document (Arora et al.)"
     )
@@ -170,7 +153,6 @@ class TextSettings(Settings):
         problems = self._pair_problems()
         if self.held_out + self.development >= 1:
             problems.append("held_out and development together leave nothing for training; their sum must be below 1")
-        given = self.model_fields_set
         defaults = {name: field.default for name, field in type(self).model_fields.items()}
         of_transformer = [name for name in ("weights", "freeze", "lora") if getattr(self, name) != defaults[name]]
         if of_transformer and self.transformer is None:
@@ -193,26 +175,18 @@ class TextSettings(Settings):
             problems.append("losses are those of held-out sentences. Set held_out above 0")
         if self.tokenizer != "words" and self.vectors is not None:
             problems.append("vectors needs tokenizer 'words'")
-        for key, other, value in (
-            ("columns", "pairs", "columns"),
-            ("no_duplicates", "pairs", "columns"),
-            ("label", "pairs", "columns"),
-            ("window", "pairs", "window"),
-            ("self_logit", "pairs", "window"),
-            ("block_size", "pairs", "blocks"),
-            ("blocks", "pairs", "blocks"),
-            ("block_count", "blocks", "random"),
-            ("direction", "encoder", "gru"),
-            ("transformer", "encoder", "transformer"),
-            ("layers", "encoder", "transformer"),
-            ("heads", "encoder", "transformer"),
-            ("pooling", "encoder", "transformer"),
-            ("head", "encoder", "transformer"),
-            ("vocabulary_size", "tokenizer", "words"),
-            ("lower", "tokenizer", "words"),
+        for other, value, keys in (
+            ("pairs", "columns", ("columns", "no_duplicates", "label")),
+            ("pairs", "window", ("window", "self_logit")),
+            ("pairs", "blocks", ("block_size", "blocks")),
+            ("blocks", "random", ("block_count",)),
+            ("encoder", "gru", ("direction",)),
+            ("encoder", "transformer", ("transformer", "layers", "heads", "pooling", "head")),
+            ("tokenizer", "words", ("vocabulary_size", "lower")),
         ):
-            if key in given and getattr(self, other) != value and getattr(self, key) != defaults[key]:
-                problems.append(f"{key} has no effect with {other} {getattr(self, other)!r}; it belongs to {value!r}")
+            used = getattr(self, other)
+            without = [key for key in keys if used != value and getattr(self, key) != defaults[key]]
+            problems += [f"{key} has no effect with {other} {used!r}; it belongs to {value!r}" for key in without]
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -231,11 +205,12 @@ class TextSettings(Settings):
         if self.pairs == "columns":
             if self.corpus == "pydoc":
                 problems.append("columns need a table of pairs: set corpus to a file, a folder or hub:NAME")
-            if self.columns is not None:
-                try:
-                    check_columns(self.columns)
-                except ConfigError as error:
-                    problems.append(str(error))
+            names = self.columns
+            if names is not None and (len(names) < 2 or len(set(names)) < len(names) or not all(names)):
+                problems.append(
+                    f"columns must name an anchor, a positive and any negatives, each once, got {list(names)}; for "
+                    f'example ["anchor", "positive", "negative"]'
+                )
             if self.label is None and (self.label_use != "filter" or self.label_from is not None):
                 problems.append("label_use and label_from need label, the column of labels")
             start = self.label_from

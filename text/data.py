@@ -13,8 +13,7 @@ from dipole.core.utils.text import counted, warn
 from dipole.text.cache import corpus_folder, reading, table_folder
 from dipole.text.config import TextSettings
 from dipole.text.corpus import Piece, read_pieces
-from dipole.text.pair_labels import PairLabel
-from dipole.text.pair_table import PairTable, read_pairs
+from dipole.text.pair_table import PairLabel, PairTable, read_pairs
 from dipole.text.sentences import Cut, Sentences, encode_pieces
 from dipole.text.vocabulary import Tokens
 

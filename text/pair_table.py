@@ -1,4 +1,4 @@
-"""A table of pairs: each row is an anchor, its positive and negatives, as numbers of distinct texts."""
+"""A table of pairs: each row is an anchor, its positive and negatives, as numbers of distinct texts, and its label."""
 
 import hashlib
 import re
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, compress, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from dipole.core.utils.files import atomic_file, remove_scratch, replacing, scra
 from dipole.core.utils.rows import A_ROW_EACH, Located, located_rows, require_columns, texts_in
 from dipole.core.utils.text import counted, warn
 from dipole.text.cache import Told, hash_of, load_or_build, quiet, read_index, write_index
-from dipole.text.pair_labels import ALL_ROWS, LABELS, PairLabel, check_columns, check_labels, plain_name
 from dipole.text.splitting import READER
 
 # Usual names, as `plain_name` compares them: anchor, positive, and negatives, which can have a number (negative_3).
@@ -45,6 +44,79 @@ TELL_AFTER = 1 << 20  # characters
 SHOWN = 5  # labels that are named in a message
 TEXTS = "texts.arrow"
 TOGETHER = 10_000  # texts that are hashed together
+# Columns that tell pairs from other rows: QQP, PAWS, MRPC, STS-B, SICK, NLI sets and mined pairs. See `plain_name`.
+LABELS = frozenset({
+    "label", "labels", "goldlabel", "gold", "goldscore", "isduplicate", "duplicate", "isdup", "isparaphrase",
+    "paraphrase", "quality", "score", "scores", "similarity", "similarityscore", "simscore", "sim", "similar",
+    "issimilar", "cosinesimilarity", "relatedness", "relatednessscore", "relevance", "relevant", "entailment",
+    "entailmentlabel", "entailmentjudgment", "judgment", "judgement", "match", "ismatch", "equivalent", "target",
+})  # fmt: skip
+MISSING = ("", "nan", "na", "n/a", "null", "none")  # of a table of text
+WORDS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
+
+
+@dataclass(frozen=True)
+class PairLabel:
+    """How a column of labels is used.
+
+    "filter" keeps the rows whose label is `start` or more, or has this name; None: 1 of the labels 0 and 1. "target"
+    weights rows by their label, `start` or the highest as 1.
+    """
+
+    column: str | None = None  # None: there is no such column
+    use: Literal["filter", "target"] = "filter"
+    start: float | str | None = None
+
+    def weight(self, cell: Any, where: str) -> float | None:
+        """Return the weight of a row, or None if the row is left out."""
+        if cell is None or cell != cell:  # null, NaN
+            return None
+        if isinstance(self.start, str):
+            return 1.0 if str(cell).strip().lower() == self.start.strip().lower() else None
+        if str(cell).strip().lower() in MISSING:
+            return None
+        value = self._number(cell, where)
+        if self.use == "target":
+            if value < 0:
+                raise DataError(f"{where}: the label {value:g} is negative, and weights are not.")
+            return value
+        if self.start is None and value not in (0, 1):
+            raise DataError(
+                f"{where}: the column {self.column!r} holds {value:g}, and only 0 and 1 say which rows are pairs. Set "
+                f'text.label_from to the least label of a pair, or to a name ("0" in quotation marks is the label 0 '
+                f"alone), or set text.label_use = 'target'."
+            )
+        least = 1.0 if self.start is None else self.start
+        return 1.0 if value >= least else None
+
+    def _number(self, cell: Any, where: str) -> float:
+        text = str(cell).strip().lower()
+        try:
+            value = float(WORDS.get(text, text))
+        except ValueError:
+            value = np.nan
+        if not np.isfinite(value):
+            fix = "Set text.label_from to the label of a pair, such as 'entailment'."
+            if "," in text and not text.strip("-+.,0123456789"):
+                fix = "Write it with a decimal point (pandas: read_csv(FILE, decimal=','), then to_csv)."
+            elif self.use == "target":
+                fix = "Weights are numbers. With text.label_use = 'filter', text.label_from can be the label of a pair."
+            raise DataError(f"{where}: the label {str(cell)[:40]!r} is no number. {fix}")
+        return value
+
+    def scaled(self, weights: Iterable[float]) -> np.ndarray | None:
+        """Return the weights of all rows, (n,) float32 between 0 and 1. None if all rows have one weight."""
+        if self.column is None or self.use != "target":
+            return None
+        found = np.array(weights, np.float64)
+        top = self.start or found.max(initial=0)
+        if not top:
+            raise DataError(f"all labels in the column {self.column!r} are 0, so no row would be trained.")
+        return (found / float(top)).clip(max=1).astype(np.float32)
+
+
+ALL_ROWS = PairLabel()
+"""There are no labels."""
 
 
 @dataclass(frozen=True)
@@ -201,8 +273,6 @@ def read_pairs(
     are used. Without `label`, a column with a usual name for labels must hold one value. A folder caches the table as
     memory-mapped files. `unchanged` returns False if the source has changed since the folder was named.
     """
-    if columns is not None:
-        check_columns(columns)
 
     def read(writer: PairWriter) -> dict[str, Any]:
         rows = located_rows(source, split, encoding, READER)
@@ -338,3 +408,32 @@ def _usual(row: dict[str, Any], where: str) -> tuple[str, ...]:
         f"{where}: no usual names among the columns {', '.join(str(name)[:60] for name in row)}; known are {known}. "
         f"Set text.columns = [anchor, positive, negatives ...]. Add a line of names to a CSV file without one."
     )
+
+
+def plain_name(name: Any) -> str:
+    """Return the small letters and digits of a column's name: "1string" of "#1 String"."""
+    return re.sub(r"[\W_]+", "", str(name)).lower()
+
+
+def check_labels(labels: dict[str, str], row: dict[str, Any], where: str, are_chosen: bool) -> None:
+    """Raise DataError if an unused label, by column, differs from that of the first row.
+
+    If the user has chosen the columns, it is a warning, given once.
+    """
+    for name, first in labels.items():
+        value = str(row.get(name))
+        if value == first:
+            continue
+        found = f"it holds {first[:40]!r} and {value[:40]!r}"
+        use = (
+            f"Set text.label = {name!r} to train rows of label 1, where text.label_from sets another label and "
+            f"text.label_use = 'target' weights rows."
+        )
+        if not are_chosen:
+            raise DataError(
+                f"{where}: the column {name!r} seems to say which rows belong together: {found}. {use} Or set "
+                f"text.columns to train every row as a pair."
+            )
+        warn(f"{where}: the column {name!r} is unused: {found}. Every row is trained as a pair. {use}", stacklevel=5)
+        labels.clear()
+        return

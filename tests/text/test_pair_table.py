@@ -17,8 +17,7 @@ import torch
 import dipole
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.rows import Asker, located_rows
-from dipole.text.pair_labels import PairLabel
-from dipole.text.pair_table import read_pairs
+from dipole.text.pair_table import PairLabel, read_pairs
 from dipole.text.pairs.columns import PairBatches
 from tests.ranks import run_python
 from tests.runs import refused
