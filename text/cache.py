@@ -1,7 +1,5 @@
 """The cache of encoded corpora and pair tables: folders named by content, built by one process at a time."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import warnings
@@ -10,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from filelock import FileLock
@@ -21,14 +19,12 @@ from dipole.core.utils.errors import DataError
 from dipole.core.utils.files import atomic_write, disk_refusing
 from dipole.core.utils.progress import Progress
 from dipole.core.utils.rows import PACKINGS, hub_version, is_saved, row_files
+from dipole.text.config import TextSettings
 from dipole.text.corpus import corpus_files, pydoc_documents
 from dipole.text.splitting import READER
 from dipole.text.vocabulary import Tokens
 
-if TYPE_CHECKING:
-    from dipole.text.config import TextSettings
-
-VERSION = 9  # of the folders' format
+VERSION = 10  # of the folders' format
 LARGE = 32 << 20  # bytes of a corpus that is cached even if no folder is named
 FEW = 100_000  # sentences of a Hub data set that stay in memory
 INDEX = "index.json"
@@ -120,12 +116,9 @@ def _readable(config: TextSettings) -> AbstractContextManager[None]:
 
 def _stamps(config: TextSettings) -> list[tuple[str, int, int]]:
     """Return path, size and date of each file, to detect changes during reading."""
-    stamps = []
     with _readable(config):
-        for file in _files(config):
-            status = file.stat()
-            stamps.append((str(file), status.st_size, status.st_mtime_ns))
-    return stamps
+        states = [(file, file.stat()) for file in _files(config)]
+    return [(str(file), state.st_size, state.st_mtime_ns) for file, state in states]
 
 
 def load_or_build(folder: Path, load: Callable[[Path], T | None], build: Callable[[Path], None]) -> T:
@@ -187,10 +180,9 @@ def reading(config: TextSettings, rank: int) -> Iterator[dict[str, Any]]:
     before = _stamps(config)
     progress = Progress(mute=rank > 0 or not _is_large(config))
     files = _files(config)
-    is_packed = any(file.name.lower().endswith((*PACKINGS, ".parquet", ".arrow")) for file in files)
-    total = 0  # unknown
-    if not is_packed:
-        total = sum(file.stat().st_size for file in files) // 1_000_000
+    total = sum(file.stat().st_size for file in files) // 1_000_000
+    if any(file.name.lower().endswith((*PACKINGS, ".parquet", ".arrow")) for file in files):
+        total = 0  # unknown
     read = 0
     progress.start("read the corpus", total, 0, "MB")
 

@@ -106,9 +106,18 @@ def _lines(source: str) -> Iterator[str]:
         raise DataError(f"{source} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
+def _each(rows: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield rows, of a file that is one array of texts each text."""
+    for where, row in rows:
+        items = [row]
+        if isinstance(row, list) and all(isinstance(item, str) for item in row):
+            items = row
+        yield from ((where, item) for item in items)
+
+
 def _cells(rows: Iterable[tuple[str, Any]], column: str | None) -> Iterator[tuple[Any, str]]:
     has_ids: bool | None = None  # the first row says
-    for number, (where, row) in enumerate(rows):
+    for number, (where, row) in enumerate(_each(rows)):
         if isinstance(row, str) and column is None:
             yield number, row
             continue

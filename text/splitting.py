@@ -75,8 +75,19 @@ _MARKED = re.compile(r"(?:[*_]|\[\w{1,3}\])+(?= |$)")  # the end of Markdown's e
 # A question or quotation inside of a sentence, which goes on behind it: `"Did he?" she asked.`
 _INSIDE = re.compile(rf"[{MARKS}.?!;\u2026](?: ?[\u00bb\u203a]|[{_CLOSING}\u201c\u00ab*_]+)$")
 _ASKED = re.compile(r"[?!\u2026]$")
-# A blank behind an opening mark of French, or behind an abbreviation in Indian text whose mark is the danda.
-_NO_END = re.compile(f"(?:(?<=[\u00ab\u2039])(?<!\\S.)|(?<=[{_INDIC}]\\.)(?=[^\u0964]*\u0964)) ")
+# Borders, written as U+E000, that are none: before a company's form, behind U.N. before a name, and before the Korean
+# particles of speech.
+_NO_BORDER = re.compile(
+    "!\ue000(?:Inc|Corp|Co|Ltd)\\b"
+    r"|\b(?:U\.N|E\.U)\.\ue000(?!(?:The|An?|It|[SH]e|They|We|I|You|Th[ei]se?|That|There|[IO]n|At|But|And|So|If|When)\b)[A-Z]"
+    "|[\"'\u2019\u201d]\ue000(?:\uc774?\ub77c[\uace0\uba70\ub294]|\ud558(?:\uba70|\uace0(?! \uc2f6)))"
+)
+# A blank behind an opening mark of French, behind an abbreviation in Indian text whose mark is the danda, and inside of
+# a date in numbers (3. 5. 2020).
+_NO_END = re.compile(
+    f"(?:(?<=[\u00ab\u2039])(?<!\\S.)|(?<=[{_INDIC}]\\.)(?=[^\u0964]*\u0964)) "
+    r"|\b[0-3]?\d\. ?[01]?\d\. (?=(?:19|20)\d\d\b)"
+)
 _THAI_BLANK = re.compile(f"(?<=[{THAI}])(?<![{_REPEATS}]) (?=[{THAI}])(?![{_REPEATS}\u0e2f\u0eaf])")
 
 
@@ -117,7 +128,7 @@ def split_sentences(text: str) -> list[str]:
         for item in items.split(paragraph):
             found: list[str] = []
             for part in _parts(" ".join(item.split())):
-                for each in _cut(_NO_END.sub("\ue000", part)):
+                for each in _cut(_NO_END.sub(lambda found: found[0].replace(" ", "\ue000"), part)):
                     if found and _goes_on(found[-1], each):
                         found[-1] += f" {each}"
                     else:
@@ -128,6 +139,8 @@ def split_sentences(text: str) -> list[str]:
 
 def _goes_on(before: str, after: str) -> bool:
     """Return whether two parts are one sentence: a small letter follows a quotation, or a dash and it a question."""
+    if _NO_BORDER.search(f"{before[-6:]}\ue000{after[:8]}"):
+        return True
     words = after.lstrip("-\u2013\u2014 ")
     if not words[:1].islower() or words[1:2].isupper():
         return False

@@ -266,6 +266,8 @@ def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:
         with open_packed(file, codec) as lines:
             reader = csv.reader(lines, delimiter=delimiter, strict=True, quoting=quoting)
             header = [name.strip() for name in next(reader, [])]
+            if header == ["sep=", ""]:  # Excel's first line
+                header = [name.strip() for name in next(reader, [])]
             if not any(header):
                 raise DataError(f"{file}, line 1: no header; the first line must name the columns")
             twice = next((name for name in header if name and header.count(name) > 1), None)

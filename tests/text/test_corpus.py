@@ -156,6 +156,7 @@ PACK = {
     ("A.Tsv", "id\ttext\n1\tOne. Two, with a comma.\n2\tThree.\n", None),
     ("A.CSV", 'stars,review\n1,"One. Two, with a comma."\n2,Three.\n', None),
     ("a.csv", 'review\n"One. Two, with a comma."\nThree.\n', None),
+    ("a.csv", 'sep=,\nreview\n"One. Two, with a comma."\nThree.\n', None),  # as Excel writes it
     ("a.csv", 'title,review,,\nA,"One. Two, with a comma.",,\nB,Three.,,\n', "review"),
     ("a.csv", 'n,review\n1,\n2,7\n3,"One. Two, with a comma."\n4,Three.\n', None),  # below empty cells
 ])  # fmt: skip
@@ -287,6 +288,8 @@ def test_sentences(script):  # the last two in Chinese end in ASCII marks
     (" ", ["He left.[12]", "Then she came.[3][a]", "It is so (see Fig. 4.)", "[1] is it.", "No.*", "I am."]),
     (" ", ["**Note!**", "It *is.*", "*Why?* he said.", '"Go!"', '"No."', '"Is it?"', "iPhones are.", "- so"]),
     (" ", ["डॉ. शर्मा आए।", "रु. 500 दिए।", "د. أحمد هنا.", "א. ב. יהושע כתב.", "1. Das ist ca. 3 km bzw. mehr."]),
+    (" ", ["Yahoo! Inc. did.", "The U.N. Council met.", "In the E.U.", "It is.", "Am 3. 5. 2020.", "I am 3.", "5 go."]),
+    (" ", ["“네.” 라고 말했다.", '"정말?" 하고 물었다.', '"네."', "하고 싶은 말이 있다."]),
     ("", ["彼は「はい。」と言った。", "我去U.S.A.了。", "真的吗?!", "你好！😀", "好。", "¿Qué?", "¡No!"]),
     ("\n", ["Items:", "- one", "• two", "1. three", "2) four"]),
 ])  # fmt: skip

@@ -165,7 +165,8 @@ def test_sentences_are_read_from_every_kind_of_file(tmp_path):
     table.to_csv(tmp_path / "s.tsv", index=False, sep="\t")
     table.to_parquet(tmp_path / "s.parquet")
     table.to_json(tmp_path / "s.jsonl", orient="records", lines=True)
-    for name in ("s.txt", "s.txt.gz"):
+    (tmp_path / "s.json").write_text(json.dumps(texts))
+    for name in ("s.txt", "s.txt.gz", "s.json"):
         assert list(read_sentences(str(tmp_path / name)).rows) == list(enumerate(texts))
     for name in ("s.csv", "s.tsv", "s.parquet", "s.jsonl"):
         assert list(read_sentences(str(tmp_path / name)).rows) == list(zip("abc", texts, strict=True))

@@ -424,7 +424,7 @@ def test_metadata_of_each_split_of_folders_and_of_no_labels(tmp_path):
     assert opened(tmp_path).labels.tolist() == [0, 1, 0]
     assert opened(tmp_path, "test").labels.tolist() == [1, 1, 1]
     alone = images(tmp_path / "alone", "", count=1)
-    for again in ("0.png", "./0.png", "../alone/0.png"):
+    for again in ("0.png", "./0.png", "../alone/0.png", "..\\alone\\0.png"):
         first = {"file_name": "0.png", "label": "a"}
         metadata(alone, [first, {"file_name": again, "label": "a"}])
         assert opened(alone).counts() == {"a": 1}

@@ -118,6 +118,8 @@ def read_metadata(tables: Sequence[Path], images: Sequence[Path], options: Decod
                 unnamed[table] = first_names(row) if isinstance(row, dict) else type(row).__name__
                 continue
             file = Path(os.path.normpath(table.parent / str(row[named] or "")))
+            if not is_file(file):  # as written on Windows
+                file = Path(os.path.normpath(table.parent / str(row[named] or "").replace("\\", "/")))
             if rows.setdefault(file, row) != row:
                 again.append((where, row, file))
             if not is_file(file):
