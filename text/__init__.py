@@ -7,7 +7,7 @@ from dipole.core.utils.extras import lazy
 if TYPE_CHECKING:
     from dipole.core.train.objective_callback import ObjectiveCallback as ObjectiveCallback
     from dipole.text import senteval as senteval
-    from dipole.text.cached_contrastive_loss import CachedContrastiveLoss as CachedContrastiveLoss
+    from dipole.text.contrastive_loss import CachedContrastiveLoss as CachedContrastiveLoss
     from dipole.text.contrastive_loss import ContrastiveLoss as ContrastiveLoss
     from dipole.text.corpus import pydoc_documents as pydoc_documents
 

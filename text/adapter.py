@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from dipole.core.evaluation.probes import measuring_device
 from dipole.core.objectives.encoded_batch import EncodedBatch
-from dipole.core.objectives.objective import Composite
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.data_sets import how_to_get
@@ -21,10 +20,10 @@ from dipole.core.utils.hub import is_offline
 from dipole.core.utils.text import warn
 from dipole.core.utils.transfer import prefetched
 from dipole.text import evaluation, senteval
-from dipole.text.artifacts import READ_BY, Artifacts, Probes, save_artifacts
+from dipole.text.artifacts import READ_BY, Artifacts, save_artifacts
 from dipole.text.cache import version_of
 from dipole.text.config import TextSettings
-from dipole.text.data import Data, TableData, load_data
+from dipole.text.data import Data, Probes, TableData, load_data
 from dipole.text.embed import SentenceEmbedder
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders.networks import SentenceModel
@@ -96,18 +95,17 @@ class TextAdapter(Adapter):
                 f"train.batch_size {self.batch_size}"
             )
         self.pairs.check(self.module)
-        for line in self.pairs.notes if self.rank == 0 else ():
-            warn(line)
+        if self.rank == 0:
+            for line in self.pairs.notes:
+                warn(line)
 
     # A trained model without its corpus ------------------------------------------------------------------------------
 
     def keep(self, folder: Path) -> None:
-        rows = {split: self._probe_rows(split) for split in ("train", "test")}
-        probes = Probes(self.sentences, rows, bool(len(self.held_rows)), self.table)
         values = {"info": self.data_info(), "steps_per_epoch": self.steps_per_epoch}
         if self._folder is not None:
             values["folder"] = asdict(self._folder)
-        save_artifacts(folder, self.config, self.module, self.tokens, probes, values)
+        save_artifacts(folder, self.config, self.module, self.tokens, self._looked_at, values)
 
     def _restore(self, artifacts: Artifacts) -> None:
         self._artifacts = artifacts
@@ -121,17 +119,17 @@ class TextAdapter(Adapter):
             warn(line)
 
     @cached_property
-    def _probes(self) -> Probes | None:
+    def _saved(self) -> Probes | None:
         """The sentences of evaluation in the run's folder. None: the corpus has to be read."""
         if self._artifacts is None or not self._artifacts.has_data_of(self.config):
             return None
-        return self._artifacts.probes()
+        return self._artifacts.probes(self.config)
 
     @cached_property
     def data(self) -> Data:
         """The sentences in the run's folder, or those of a corpus in ids of the saved vocabulary."""
-        if self._probes is not None:
-            return self._probes.data(self.config, self.tokens)
+        if self._saved is not None:
+            return self._saved.data
         return load_data(self.config, self.tokens, self._max_length, self.rank)
 
     @property
@@ -146,18 +144,11 @@ class TextAdapter(Adapter):
 
     @cached_property
     def train_rows(self) -> np.ndarray:
-        if self._probes is not None:
-            return self._probes.rows["train"]
         return self.data.split("test", self.validation)[0]
 
     @property
     def held_rows(self) -> np.ndarray:
         """Rows of the part that is evaluated."""
-        if self._probes is not None:
-            rows = self._probes.rows["test"]
-            if not self._probes.held_out:
-                rows = rows[:0]
-            return rows
         return self.data.split(self.part, self.validation)[1]
 
     def embedder(self, features: str | None = None, objective: Any = None) -> SentenceEmbedder:
@@ -171,7 +162,7 @@ class TextAdapter(Adapter):
         defaults = {name: TextSettings.model_fields[name].default for name in OF_THE_DATA}
         of_the_pairs = {name: getattr(config, name) for name in OF_THE_PAIRS}
         arguments = (TextSettings().model_copy(update=of_the_pairs), batch_size)
-        return Sketch(_width(config.model_copy(update=defaults)), _example, arguments)
+        return Sketch(_width(config.model_copy(update=defaults)), PAIR_KINDS[config.pairs].example, arguments)
 
     @classmethod
     def missing_data(cls, config: Any) -> list[str]:
@@ -273,15 +264,17 @@ class TextAdapter(Adapter):
             limit = min(known, default=limit)
         return SentenceEncoder(model, tokens, c.normalize, limit, getattr(objective, "transform", None))
 
-    def _probe_rows(self, split: str) -> np.ndarray:
-        if self._probes is not None:
-            return self._probes.rows[split]
-        rows = self.train_rows
-        if split == "test" and len(self.held_rows):
-            rows = self.held_rows
-        if split == "train" and len(rows) > PROBED:
-            rows = np.sort(self.seed.numpy("probe", "rows").permutation(rows)[:PROBED])
-        return rows[:PROBED]
+    @property
+    def _looked_at(self) -> Probes:
+        if self._saved is not None:
+            return self._saved
+        train = test = self.train_rows
+        if len(train) > PROBED:
+            train = np.sort(self.seed.numpy("probe", "rows").permutation(train)[:PROBED])
+        held = self.held_rows
+        if len(held):
+            test = held
+        return Probes(self.data, train, test[:PROBED], bool(len(held)))
 
     def _probe(self, objective: Any = None) -> evaluation.ProbeSentences:
         encoder = SentenceEncoder(self.module, self.tokens, transform=getattr(objective, "transform", None))
@@ -291,14 +284,11 @@ class TextAdapter(Adapter):
             half = both.shape[1] // self.module.halves
             return both[:, :half], both[:, -half:]
 
-        rows = self._probe_rows("train"), self._probe_rows("test")
-        is_held = bool(len(self.held_rows))
-        return evaluation.ProbeSentences(
-            self.config, self.sentences, self.tokens, *rows, is_held, sides, self.workdir, self.seed
-        )
+        return evaluation.ProbeSentences(**vars(self._looked_at), sides=sides, workdir=self.workdir, seed=self.seed)
 
     def features(self, split: str) -> tuple[Tensor, Tensor | None]:
-        rows, probe = self._probe_rows(split), self._probe()
+        probe = self._probe()
+        rows = {"train": probe.train, "test": probe.test}[split]
         if self.table is not None:
             return probe.sides(evaluation.distinct(self.table.anchor[rows]))[0], None
         return probe.sides(rows)[0], probe.document(rows)
@@ -307,14 +297,14 @@ class TextAdapter(Adapter):
         """Return held-out sentences and their neighbours, or held-out rows of a table. None for views."""
         if not PAIR_KINDS[self.config.pairs].has_held_out:
             return None
-        return evaluation.held_out_pairs(self._probe(objective), self.data)
+        return evaluation.held_out_pairs(self._probe(objective), self.table)
 
     def evaluate(self, objective: Any) -> dict[str, float]:
         c, probe = self.config, self._probe(objective)
-        if isinstance(self.data, TableData):
-            results = evaluation.table_results(probe, self.data)
-        else:
+        if self.table is None:
             results = evaluation.text_results(probe)
+        else:
+            results = evaluation.table_results(probe, self.table)
         if c.classifiers or c.losses:
             block_size = PAIR_KINDS[c.pairs].unit(c) - 1 or 1
             results |= evaluation.document_results(probe, self.train_rows, self.held_rows, objective, block_size)
@@ -392,10 +382,6 @@ def _width(config: TextSettings) -> int:
         if config.channels != "trained":
             fixed = nn.Embedding(words, GLOVE)
         return build_model(config, words, fixed).width
-
-
-def _example(objective: Composite, dim: int, config: TextSettings, batch_size: int) -> Pairs:
-    return PAIR_KINDS[config.pairs].example(config, batch_size, dim)
 
 
 def _check_tasks(config: TextSettings) -> None:

@@ -9,7 +9,6 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -22,11 +21,11 @@ from dipole.core.utils.errors import CheckpointError
 from dipole.core.utils.received import read_json
 from dipole.core.utils.rows import open_bytes
 from dipole.text.config import TextSettings
-from dipole.text.data import Data, RunningText, TableData
+from dipole.text.data import Data, Probes, RunningText, TableData
 from dipole.text.encoders.networks import BagOfWords, Encoder, Pooled, SentenceModel, Transformer, WordGRU
 from dipole.text.model import Headed, build_model
 from dipole.text.pair_table import PairTable
-from dipole.text.sentences import Sentences
+from dipole.text.sentences import ARRAYS, Sentences
 from dipole.text.vocabulary import Tokens, load_tokens
 
 READ_BY = (
@@ -34,33 +33,7 @@ READ_BY = (
     "label", "label_use", "label_from",
 )  # fmt: skip
 """Settings that select the sentences of a corpus. If they differ from the run's own, the corpus is read."""
-
 TABLE = ("anchor", "positive", "negatives")
-
-
-@dataclass(frozen=True)
-class Probes:
-    """The sentences that evaluation looks at."""
-
-    sentences: Sentences
-    rows: dict[str, np.ndarray]  # of the splits "train" and "test": numbers of sentences, or of rows of the table
-    held_out: bool  # whether the rows of "test" are held out
-    table: PairTable | None = None  # of pairs, whose texts the sentences are
-
-    def reduced(self) -> "Probes":
-        """Copy what the rows need."""
-        every, cut = np.concatenate([self.rows["train"], self.rows["test"]]), len(self.rows["train"])
-        used, places = np.unique(every, return_inverse=True)
-        rows = {"train": places[:cut], "test": places[cut:]}
-        if self.table is None:
-            return Probes(self.sentences.take(used), rows, self.held_out)
-        table, texts = self.table.take(used)
-        return Probes(self.sentences.take(texts), rows, self.held_out, table)
-
-    def data(self, config: TextSettings, tokens: Tokens) -> Data:
-        if self.table is None:
-            return RunningText(config, tokens, self.sentences)
-        return TableData(config, tokens, self.sentences, self.table)
 
 
 def save_artifacts(
@@ -78,12 +51,14 @@ def save_artifacts(
         behind["similarity"] = tail.similarity
     text = json.dumps({"data": settings, "fixed": fixed, "behind": behind, **values}, indent=1)
     (folder / "text.json").write_text(text + "\n")
-    small = probes.reduced()
-    s = small.sentences
-    arrays = {"tokens": s.tokens, "offsets": s.offsets, "document": s.document, **small.rows}
-    if small.table is not None:
-        arrays |= {name: getattr(small.table, name) for name in TABLE}
-    np.savez(folder / "probes.npz", allow_pickle=False, held_out=np.bool_(small.held_out), **arrays)
+    used, places = np.unique(np.concatenate([probes.train, probes.test]), return_inverse=True)
+    arrays = dict(zip(("train", "test"), np.split(places, [len(probes.train)]), strict=True))
+    if isinstance(probes.data, TableData):
+        table, used = probes.data.table.take(used)
+        arrays |= {name: getattr(table, name) for name in TABLE}
+    sentences = probes.data.sentences.take(used)
+    arrays |= {name: getattr(sentences, name) for name in ARRAYS}
+    np.savez(folder / "probes.npz", allow_pickle=False, held_out=np.bool_(probes.has_held_out), **arrays)
     if config.transformer is not None:
         inner = next(part.model for part in module.modules() if isinstance(part, Transformer))
         inner.config.save_pretrained(folder / "transformer")
@@ -114,21 +89,18 @@ class Artifacts:
 
     def build(self, config: TextSettings) -> SentenceModel:
         """Return the untrained model in the shape of the trained one."""
+        own = {"head": "none"}  # it is one of the layers behind, or on top of them
         if config.transformer is not None:
-            config = config.model_copy(update={"transformer": str(self.folder / "transformer")})
-        head = config.head
-        config = config.model_copy(update={"head": "none"})  # it is one of the layers behind, or on top of them
-        width = self.values["fixed"]
-        blank = None
+            own["transformer"] = str(self.folder / "transformer")
+        blank, width, behind = None, self.values["fixed"], self.values["behind"]
         if width is not None:
             blank = nn.Embedding.from_pretrained(torch.zeros(len(self.tokens), width))
-        model = build_model(config, len(self.tokens), blank)
-        behind = self.values["behind"]
+        model = build_model(config.model_copy(update=own), len(self.tokens), blank)
 
         def finish(side: Any) -> Encoder:
             if behind:
                 side = Pooled(side, tuple(behind["pooling"]), behind["layers"], behind.get("similarity", "cosine"))
-            if head == "mlp_only_train":
+            if config.head == "mlp_only_train":
                 return Headed(side)
             return side
 
@@ -140,13 +112,12 @@ class Artifacts:
         saved = {name: TextSettings.model_fields[name].default for name in READ_BY} | self.values["data"]
         return json.loads(json.dumps(asked)) == saved and not (config.classifiers or config.losses)
 
-    def probes(self) -> Probes:
+    def probes(self, config: TextSettings) -> Probes:
         """Load the sentences of evaluation."""
         with self._damage(), np.load(self.folder / "probes.npz") as file:
             found = dict(file)
-        rows = {split: found[split] for split in ("train", "test")}
-        sentences = Sentences(found["tokens"], found["offsets"], found["document"])
-        table = None
+        sentences = Sentences(*(found[name] for name in ARRAYS))
+        data: Data = RunningText(config, self.tokens, sentences)
         if "anchor" in found:
-            table = PairTable([], found["anchor"], found["positive"], found["negatives"], ())
-        return Probes(sentences, rows, bool(found["held_out"]), table)
+            data = TableData(config, self.tokens, sentences, PairTable([], *(found[name] for name in TABLE), ()))
+        return Probes(data, found["train"], found["test"], bool(found["held_out"]))

@@ -35,16 +35,9 @@ def wiki3029(parser: argparse.ArgumentParser) -> Runner:
 def _wiki3029(arguments: argparse.Namespace) -> int:
     from dipole.text.wiki3029 import build
 
-    read, long_enough = build(
-        arguments.source,
-        arguments.out,
-        articles=arguments.articles,
-        sentences=arguments.sentences,
-        words=arguments.words,
-        seed=arguments.seed,
-        unit=arguments.unit,
-        encoding=arguments.encoding,
-    )
+    names = ("articles", "sentences", "words", "seed", "unit", "encoding")
+    options = {name: getattr(arguments, name) for name in names}
+    read, long_enough = build(arguments.source, arguments.out, **options)
     if arguments.json:
         counts = {"taken": arguments.articles, "long_enough": long_enough, "read": read}
         print(json.dumps({"file": str(arguments.out), "articles": counts}))

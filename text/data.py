@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -163,6 +164,16 @@ class TableData(Data):
             "rows_with_fewer_negatives": table.fewer,
             **filtered,
         }
+
+
+@dataclass(frozen=True)
+class Probes:
+    """The rows that evaluation looks at: numbers of sentences, or of rows of a table."""
+
+    data: Data
+    train: np.ndarray
+    test: np.ndarray
+    has_held_out: bool  # False if `test` are training rows because nothing is held out
 
 
 def load_data(config: TextSettings, tokens: Tokens | None, max_length: int, rank: int) -> Data:

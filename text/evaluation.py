@@ -1,6 +1,5 @@
 """Measure held-out sentences and pairs, and classify labelled documents."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from dipole.core.evaluation.arrays import finite_rows
 from dipole.core.evaluation.class_tasks import class_tasks
-from dipole.core.evaluation.diagnostics import pair_histogram
 from dipole.core.evaluation.probes import knn_probe, linear_probe
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.similarity import normalize
@@ -21,49 +19,32 @@ from dipole.core.train.class_blocks import BlockShape, block_losses
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.rows import located_rows, require_columns
 from dipole.core.utils.seeding import Seeds
-from dipole.text.config import TextSettings
 from dipole.text.corpus import Document, row_piece, sentences_of
-from dipole.text.data import Data, TableData
-from dipole.text.sentences import Sentences
+from dipole.text.data import Probes
+from dipole.text.pair_table import PairTable
 from dipole.text.splitting import READER
-from dipole.text.vocabulary import Tokens
 
 SHOWN = 3  # sentences whose nearest sentences are written down
 PAIRED = 1000  # sentences whose pairwise distances are shown, at most
 
 
 @dataclass(frozen=True)
-class ProbeSentences:
+class ProbeSentences(Probes):
     """The sentences that are looked at, and how they are encoded."""
 
-    config: TextSettings
-    sentences: Sentences
-    tokens: Tokens
-    train: np.ndarray  # rows that are looked at
-    test: np.ndarray
-    has_held_out: bool  # False if `test` are training rows because nothing is held out
     sides: Callable[[np.ndarray], tuple[Tensor, Tensor]]  # numbers of sentences -> f and g, (n, d) each, not scaled
     workdir: Path
     seed: Seeds
 
     def document(self, rows: np.ndarray) -> Tensor:
-        return torch.from_numpy(self.sentences.document[rows].astype(np.int64))
+        return torch.from_numpy(self.data.owners(rows))
 
 
 def text_results(probe: ProbeSentences) -> dict[str, float]:
-    """Measure held-out running text: the next sentence and the document. Write example files into the run's folder."""
-    rows = probe.test
-    document = probe.document(rows)
-    f, g = probe.sides(rows)
-    # The shares of the distances D = (1 - cos) / 2 of neighbours and of all other sentences (LMCL, Fig. 5).
-    found = pair_histogram(Pairs.from_window(f[:PAIRED], g[:PAIRED], document[:PAIRED].to(f.device)))
-    values = {"edges": found.edges}
-    for name, counts in (("correct", found.correct), ("incorrect", found.incorrect)):
-        values[name] = counts / counts.sum().clamp_min(1)
-    text = json.dumps({name: [round(float(v), 6) for v in value.numpy()] for name, value in values.items()})
-    (probe.workdir / "neighbour_distances.json").write_text(text + "\n")
-    _write_nearest(probe, rows, torch.cat([f, g], 1))
-    return next_sentence(f, g, document) | _document_of_neighbours(probe, f)
+    """Measure held-out running text: the next sentence and the document. Write nearest sentences into the folder."""
+    f, g = probe.sides(probe.test)
+    _write_nearest(probe, probe.test, torch.cat([f, g], 1))
+    return next_sentence(f, g, probe.document(probe.test)) | _document_of_neighbours(probe, f)
 
 
 def _document_of_neighbours(probe: ProbeSentences, f: Tensor) -> dict[str, float]:
@@ -82,7 +63,7 @@ def document_results(
     probe: ProbeSentences, train: np.ndarray, test: np.ndarray, objective: Any, block_size: int
 ) -> dict[str, float]:
     """Classify all held-out sentences, not only the probe's, and compute the losses of Arora et al., Figure 2 (c)."""
-    config = probe.config
+    config = probe.data.config
     (x, labels), (test_x, test_labels) = ((probe.sides(rows)[0], probe.document(rows)) for rows in (train, test))
     chosen: Any = {name: getattr(config, name) for name in ("classifiers", "solver", "labels_per_class")}
     found = class_tasks(x, labels, test_x, test_labels, seed=probe.seed.probe, **chosen)
@@ -94,9 +75,9 @@ def document_results(
     return results
 
 
-def table_results(probe: ProbeSentences, data: TableData) -> dict[str, float]:
+def table_results(probe: ProbeSentences, table: PairTable) -> dict[str, float]:
     """Measure held-out rows of a table: which text is the positive of an anchor."""
-    table, rows = data.table, probe.test
+    rows = probe.test
     every = np.concatenate([table.anchor[rows], table.positive[rows], table.negatives[rows].ravel()])
     texts, place = np.unique(every, return_inverse=True)
     first = int((texts < 0).sum())  # -1 comes first, if a row has fewer negatives
@@ -109,15 +90,14 @@ def table_results(probe: ProbeSentences, data: TableData) -> dict[str, float]:
     return find_positives(f, g, anchor, positive, negatives.view(len(rows), -1))
 
 
-def held_out_pairs(probe: ProbeSentences, data: Data) -> Pairs | None:
+def held_out_pairs(probe: ProbeSentences, table: PairTable | None) -> Pairs | None:
     """Return held-out sentences and their neighbours, or rows in which no text occurs twice on a side. None: too few"""
     rows = probe.test[:PAIRED]
-    if not isinstance(data, TableData):
-        if not probe.sentences.has_neighbours(rows):
+    if table is None:
+        if not probe.data.sentences.has_neighbours(rows):
             return None
         f, g = probe.sides(rows)
         return Pairs.from_window(f, g, probe.document(rows).to(f.device))
-    table = data.table
     for texts in (table.positive, table.anchor):
         rows = rows[_first(texts[rows])]
     if len(rows) < 2:
@@ -137,8 +117,8 @@ def _first(texts: np.ndarray) -> np.ndarray:
 
 def _write_nearest(probe: ProbeSentences, rows: np.ndarray, vectors: Tensor) -> None:
     """Write a few held-out sentences with the sentences nearest to each into the run's folder."""
-    words = probe.tokens.words()
-    ids = probe.sentences.ids(rows)
+    words = probe.data.tokens.words()
+    ids = probe.data.sentences.ids(rows)
     texts = [" ".join(words[int(i)] for i in each) for each in ids]
     candidates = [i for i, each in enumerate(ids) if 6 <= len(each) <= 20] or list(range(len(rows)))
     step = max(1, len(candidates) // SHOWN)

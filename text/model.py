@@ -13,7 +13,7 @@ from dipole.core.utils.backbone import NetworkSource, Weights, is_random, load, 
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.freezing import Freeze, fix_unused, in_mode
 from dipole.text.config import TextSettings
-from dipole.text.encoders.batch import Chunk, TokenBatch
+from dipole.text.encoders.batch import Chunk
 from dipole.text.encoders.networks import (
     BagOfWords,
     Channels,
@@ -94,13 +94,6 @@ def positions_of(c: TextSettings) -> int | None:
         if c.transformer is None:
             return limit_of(small_transformer(1, c.hidden_size, c.layers, c.heads, c.pooling))
         return positions(load(NetworkSource(c.transformer, "text.transformer", c.weights), "input_ids").model)
-
-
-def never_differs(model: SentenceModel, batch: TokenBatch) -> bool:
-    """Return whether a batch of two equal halves gives equal halves in training mode."""
-    with in_mode(True, model), torch.random.fork_rng(), torch.no_grad():
-        rows = model(batch)[0]
-    return torch.equal(*rows.chunk(2))
 
 
 def fixed_table(c: TextSettings, tokens: Tokens) -> nn.Embedding | None:

@@ -115,8 +115,7 @@ class PairLabel:
         return (found / float(top)).clip(max=1).astype(np.float32)
 
 
-ALL_ROWS = PairLabel()
-"""There are no labels."""
+ALL_ROWS = PairLabel()  # there are no labels
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,6 @@ DipoleSentenceConfig.register_for_auto_class()
 DipoleSentenceModel.register_for_auto_class("AutoModel")
 
 
-def truncated(encoder: SentenceEncoder) -> str:
-    """Return the argument of a tokenizer's call in a model card that cuts long sentences."""
-    if encoder.max_length is None:
-        return ""
-    return ", truncation=True"
-
-
 def parts_scaled(encoder: SentenceEncoder, model: SentenceModel) -> int:
     """Return the number of equal parts of a vector that are scaled to unit length, or 0."""
     return {"halves": model.halves, "unit": 1, "none": 0}[encoder.normalize]
@@ -52,12 +45,15 @@ def with_code(encoder: SentenceEncoder, model: SentenceModel) -> DipoleSentenceM
     return wrapped.eval()
 
 
-def shown(encoder: SentenceEncoder) -> str:
-    """Return the sentences of a model card's example, behind the prompt if the tokenizer does not add it."""
+def tokenizer_call(encoder: SentenceEncoder, tensors: str) -> str:
+    """Return the code of a model card for two sentences, behind the prompt if the tokenizer does not add it."""
     sentences = ["A sentence.", "Another one."]
     if not _prepends(encoder.tokens):
         sentences = [encoder.tokens.prompt + sentence for sentence in sentences]
-    return json.dumps(sentences, ensure_ascii=False)
+    cut = ""
+    if encoder.max_length is not None:
+        cut = ", truncation=True"
+    return f'tokenizer({json.dumps(sentences, ensure_ascii=False)}, padding=True{cut}, return_tensors="{tensors}")'
 
 
 def _prepends(tokens: Tokens) -> bool:

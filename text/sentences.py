@@ -37,10 +37,6 @@ class Sentences:
     def __len__(self) -> int:
         return len(self.document)
 
-    @property
-    def lengths(self) -> np.ndarray:
-        return np.diff(self.offsets)
-
     @cached_property
     def unknown(self) -> int:
         """Number of tokens with id 0."""
@@ -175,8 +171,7 @@ def _readable(pieces: Iterable[Piece]) -> Iterator[Piece]:
         raise DataError(f"the corpus cannot be read: {error.filename or ''} {why(error, 'text.corpus')}") from error
 
 
-Encoded = Iterable[dict[str, Any]]
-"""Blocks as `Cut` returns them."""
+Encoded = Iterable[dict[str, Any]]  # blocks as `Cut` returns them
 
 
 def _cut_parts(

@@ -31,8 +31,8 @@ UNSPACED += "\u1a20-\u1a7c\ua9e0-\ua9ef\ua9fa-\ua9fe\uaa60-\uaa7f\uaa80-\uaac2"
 KATAKANA = "\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff\uff66-\uff9f"  # a run of them is one word
 # Marks between words of Tibetan and Ethiopic, and the blank without width that some write in Khmer and Thai.
 DIVIDERS = "\u0f0b\u0f0c\u1361\u200b"
-ACCENTS = "\u055a-\u055c\u055e\u05f3\u05f4"  # marks inside words of Armenian and Hebrew
-JOINERS = f"\u200c\u200d{ACCENTS}"  # the others are of Persian and Hindi
+# Marks inside words: joiners of Persian and Hindi, then those of Armenian and Hebrew.
+JOINERS = "\u200c\u200d\u055a-\u055c\u055e\u05f3\u05f4"
 # Characters without width that words are read without: soft hyphens, directions of writing, and joiners.
 INVISIBLE = r"[\x{AD}\x{61C}\x{200E}\x{200F}\x{202A}-\x{202E}\x{2060}-\x{2064}\x{2066}-\x{2069}\x{FEFF}]"
 
@@ -158,25 +158,19 @@ OPTIONS = (
 )  # fmt: skip
 """Settings of a tokenizer that transformers stores in `CONFIG`, and not in tokenizer.json."""
 CONFIG = "tokenizer_config.json"
-PROMPT = "dipole_prompt"
-"""Key of `CONFIG` for the text to put before every sentence."""
+PROMPT = "dipole_prompt"  # key of CONFIG for the text to put before every sentence
 
 
 def _options_beside(path: Path) -> dict[str, Any]:
     """Read the `OPTIONS` of a tokenizer.json."""
     found: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", CONFIG):
-        file = path.with_name(name)
+    for file in map(path.with_name, ("special_tokens_map.json", CONFIG)):
         if file.is_file():
             found |= read_json(file)
-    options = {}
-    for name in OPTIONS:
-        value = found.get(name)
+    for name, value in found.items():
         if isinstance(value, dict):  # a token with its settings
-            value = value.get("content")
-        if value is not None:
-            options[name] = value
-    return options
+            found[name] = value.get("content")
+    return {name: found[name] for name in OPTIONS if found.get(name) is not None}
 
 
 class Tokens:

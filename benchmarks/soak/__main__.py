@@ -31,23 +31,19 @@ from dipole.core.train.metrics import read_metrics
 from dipole.core.utils.text import text_table
 
 HERE = Path(__file__).parent
-TOKEN = "DIPOLE_SOAK"
-"""Environment variable of every process of a soak test, so that all of them can be found."""
+TOKEN = "DIPOLE_SOAK"  # environment variable of every process of a soak test, so that all of them can be found
+# Most processor seconds of an attempt and of processes after their runner, and most seconds without progress.
 CPU_SECONDS, ORPHAN_CPU_SECONDS, IDLE_SECONDS = 400.0, 15.0, 180.0
-"""Most processor seconds of an attempt and of processes after their runner, and most seconds without progress."""
-MAX_GROWTH = 8.0
-"""Megabytes by which memory may grow from the middle fifth of a run to its last fifth. Allocators vary so much."""
+MAX_GROWTH = 8.0  # megabytes by which memory may grow from a run's middle fifth to its last. Allocators vary so much
+# Fields of a record that differ between two equal runs.
+TIMES_AND_SIZES = {"started", "updated", "wall_seconds", "training_seconds", "peak_memory_bytes", "peak_device_bytes"}
+# Recipe and settings of the runs whose memory is watched.
 LONG_RUNS = {
     "vision": ("digits-simclr", "train.epochs=", "train.batch_size=32", "vision.probe.baselines=false",
                "vision.probe.probes=['kmeans']", "train.warmup=0"),
     "text": ("pydoc-bow", "train.epochs=", "train.batch_size=32"),
     "rl": ("dot", "rl.learning_starts=200", "rl.buffer_size=500", "rl.episodes=1"),
 }  # fmt: skip
-"""Recipe and settings of the runs whose memory is watched."""
-TIMES_AND_SIZES = {
-    "started", "updated", "wall_seconds", "training_seconds", "peak_memory_bytes", "peak_device_bytes",
-}  # fmt: skip
-"""Fields of a record that differ between two equal runs."""
 
 
 class BrokenError(Exception):
@@ -60,11 +56,10 @@ class Soak:
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.rng, self.token = folder.resolve(), random.Random(seed), f"{os.getpid()}-{time.time_ns()}"
         self.log, self.temporary, self.disk = (self.folder / name for name in ("soak.log", "tmp", "disk"))
-        self.runs = self.disk / "runs"
+        self.runs, clock = self.disk / "runs", self.folder / "clock.so"
         for path in (self.temporary, self.disk):
             path.mkdir(parents=True)
         self.can_fill = succeeds(["mount", "-t", "tmpfs", "-o", "size=128m", "tmpfs", str(self.disk)])
-        clock = self.folder / "clock.so"
         self.clock: dict[str, str] = {}
         if succeeds(["cc", "-shared", "-fPIC", "-O1", "-o", str(clock), str(HERE / "clock.c")]):
             self.clock = {"LD_PRELOAD": str(clock)}
@@ -82,9 +77,8 @@ class Soak:
             return subprocess.Popen(command, env=everything, stdout=log, stderr=log, preexec_fn=before)
 
     def bench(self, runs: Path | None = None, **options: Any) -> "subprocess.Popen[bytes]":
-        """Start `dipole bench` with the suite of the soak test."""
-        suite, runs = str(HERE / "suite.toml"), runs or self.runs
-        return self.start(["dipole", "bench", suite, "--runs", str(runs), "--jobs", "2", "--threads", "1"], **options)
+        command = ["dipole", "bench", str(HERE / "suite.toml"), "--runs", str(runs or self.runs)]
+        return self.start([*command, "--jobs", "2", "--threads", "1"], **options)
 
     def living(self) -> list[int]:
         """Return the ids of all processes with the token."""
@@ -152,7 +146,6 @@ def _signal(soak: Soak, which: signal.Signals, is_for_worker: bool) -> str:
 
 
 def full_disk(soak: Soak) -> str:
-    """Fill the disk for some seconds."""
     process, ballast = soak.bench(), soak.disk / "ballast"
     soak.pause(process, 2, 15)
     with suppress(OSError):
@@ -193,6 +186,7 @@ def second_runner(soak: Soak) -> str:
 
 
 Fault = Callable[[Soak], str]
+# The suite may be unfinished after these.
 HARMFUL: dict[str, Fault] = {
     "kill -9": lambda soak: _signal(soak, signal.SIGKILL, False),
     "kill -9 of a worker": lambda soak: _signal(soak, signal.SIGKILL, True),  # the runner must start it again
@@ -200,9 +194,8 @@ HARMFUL: dict[str, Fault] = {
     "full disk": full_disk,
     "little memory": little_memory,
 }
-"""The suite may be unfinished after these."""
+# The suite must be finished after these. They end a round.
 HARMLESS: dict[str, Fault] = {"clock jumps": jumping_clock, "second runner": second_runner}
-"""The suite must be finished after these. They end a round."""
 
 
 def differences(undisturbed: Path, runs: Path) -> Iterator[str]:
@@ -226,12 +219,12 @@ def _contents(run: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path in run.rglob("*"):
         place = path.relative_to(run)
-        if not path.is_file() or path.name in ("record.json", "metrics.jsonl") or path.name.startswith("."):
+        is_own = path.name in ("record.json", "metrics.jsonl") or path.name.startswith(".")
+        if is_own or "checkpoints" in place.parts or not path.is_file():
             continue
-        if path.suffix == ".safetensors" and "checkpoints" not in place.parts:
+        found[place.as_posix()] = path.read_bytes()
+        if path.suffix == ".safetensors":
             found[place.as_posix()] = {name: array.tobytes() for name, array in load_file(path).items()}
-        elif "checkpoints" not in place.parts:
-            found[place.as_posix()] = path.read_bytes()
     lines = read_metrics(run / "metrics.jsonl")
     return found | {"metrics.jsonl": [{key: line[key] for key in line if key != "time"} for line in lines]}
 
@@ -279,16 +272,12 @@ def disturb(soak: Soak, faults: list[str], undisturbed: Path) -> Iterator[tuple[
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m dipole.benchmarks.soak", description=(__doc__ or "").split("\n")[0]
-    )
+    about = "of the runs whose memory is watched, one per domain (default 10000, 0 skips them)"
+    parser = argparse.ArgumentParser(prog="python -m dipole.benchmarks.soak", description=str(__doc__).split("\n")[0])
     parser.add_argument("--minutes", type=float, default=60, metavar="N", help="of faults (default 60)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of faults and moments (default 0)")
     parser.add_argument("--into", type=Path, metavar="FOLDER", help="a new folder (default: a temporary one)")
-    parser.add_argument(
-        "--updates", type=int, default=10_000, metavar="N",
-        help="of the runs whose memory is watched, one per domain (default 10000, 0 skips them)",
-    )  # fmt: skip
+    parser.add_argument("--updates", type=int, default=10_000, metavar="N", help=about)
     parser.add_argument("--json", action="store_true", help="print every event as JSON")
     arguments = parser.parse_args(argv)
     if arguments.into is not None and arguments.into.exists() and any(arguments.into.iterdir()):

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 from dipole.benchmarks.speed.subjects import BUILD, TimedLoss, subjects
-from dipole.benchmarks.speed.timing import CPU, RESULTS, machine
+from dipole.benchmarks.speed.timing import CPU, RESULTS, SLOW, machine
 from dipole.benchmarks.studies.common import save
 from dipole.core.utils.machine import peak_memory
 
@@ -33,7 +33,6 @@ OURS = (
     "blocks", "swav(prototypes=300, dim=128)", "infonce+cllr(dim=128)",
 )  # fmt: skip
 DENSE_LIMIT = 4096  # Larger batches measure only InfoNCE in plain PyTorch, more than twice as large ones nothing.
-SLOW = 5.0  # seconds. Slower steps are measured once, without a warm-up
 
 
 def case_of(loss: str, batch: int) -> TimedLoss:
@@ -72,7 +71,7 @@ def measure_here(library: str, loss: str, batch: int, threads: int) -> tuple[flo
         return (clock() - began) / repeats
 
     took = seconds(1)
-    if took < SLOW:
+    if took < SLOW:  # others are measured once, without a warm-up
         took = max(seconds(1), 1e-4)
         # 50 steps of 16 pairs are a few milliseconds, too few to measure.
         took = seconds(max(1, min(50, round(1.0 / took)), min(1000, round(0.2 / took))))
@@ -90,13 +89,14 @@ def measure(batch: int, threads: int, rounds: int, only: str) -> dict[str, dict[
                 continue
             try:
                 with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-                    found.setdefault(name, []).append(pool.submit(measure_here, library, loss, batch, threads).result())
+                    row = pool.submit(measure_here, library, loss, batch, threads).result()
             except Exception as error:  # an error of another library, or a killed process
                 print(f"  {name}: could not be measured: {error}", file=sys.stderr)
+            else:
+                found.setdefault(name, []).append(row)
     return {
         name: {"ms": statistics.median(ms for ms, _ in rows), "mb": max(mb for _, mb in rows)}
         for name, rows in found.items()
-        if rows
     }
 
 

@@ -22,13 +22,7 @@ from dipole.core.train.config import TrainConfig
 from dipole.core.train.memory_saving import PatchedEncoders
 from dipole.core.utils.machine import peak_memory
 
-WAYS = {
-    "undivided": (False, False),
-    "activation_checkpointing": (False, True),
-    "microbatch": (True, False),
-    "both": (True, True),
-}
-"""Whether a way uses microbatches, and activation checkpointing."""
+WAYS = ("undivided", "activation_checkpointing", "microbatch", "both")
 
 
 def subject(name: str, rows: int, device: str) -> tuple[Any, list[Any]]:
@@ -50,13 +44,13 @@ def measure(name: str, rows: int, microbatch: int, way: str, device: str) -> tup
     """Run one step in this process and return its peak MB and seconds."""
     torch.set_num_threads(1)
     encoder, views = subject(name, rows, device)
-    divides, checkpoints = WAYS[way]
-    config = TrainConfig(steps=1, microbatch=microbatch if divides else None, activation_checkpointing=checkpoints)
-    encoding, loss, is_cuda = (
-        PatchedEncoders([encoder], config, compiles=False),
-        dipole.objective("infonce"),
-        device != "cpu",
-    )
+    size = None
+    if way in ("microbatch", "both"):
+        size = microbatch
+    checkpoints = way in ("activation_checkpointing", "both")
+    config = TrainConfig(steps=1, microbatch=size, activation_checkpointing=checkpoints)
+    encoding = PatchedEncoders([encoder], config, compiles=False)
+    loss, is_cuda = dipole.objective("infonce"), device != "cpu"
     before = torch.cuda.memory_allocated() if is_cuda else peak_memory()
     began = time.process_time()
     with encoding():

@@ -2,23 +2,25 @@
 
 import ctypes
 import json
+import os
+import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from dipole.benchmarks.studies.common import save
+from dipole.core.utils.machine import processor_name
 
 RESULTS = Path(__file__).with_name("results")
 CPU = torch.device("cpu")
 
-# A measurement repeats for this number of seconds, within these numbers of times.
-SECONDS, FEWEST, MOST = 0.5, 3, 30
-# A call that takes more seconds is repeated once.
-SLOW = 5.0
+SECONDS, FEWEST, MOST = 0.5, 3, 30  # that a measurement repeats for, and the least and most times that it does
+SLOW = 5.0  # a call that takes more seconds is repeated once
 # Rows and columns of a product, and bytes of a copy, by kind of device.
 PRODUCT = {"cuda": 8192, "cpu": 256}
 COPY = {"cuda": 1 << 30, "cpu": 1 << 22}
@@ -120,13 +122,6 @@ def keep_freed_memory() -> bool:
 
 def machine() -> dict[str, Any]:
     """Return what the numbers are measured on."""
-    import os
-    import platform
-
-    import psutil
-
-    from dipole.core.utils.machine import processor_name
-
     return {
         "processor": processor_name(),
         "cores": os.cpu_count(),

@@ -43,12 +43,10 @@ OBJECTIVES = {
     for entry in registry.entries()
     if entry.kind != "diagnostic" and entry.name != "regression"  # it has no repulsion: BYOL's predictor stands for it
 } | {"cross_entropy": "cross_entropy(classes={classes})", "swav": "swav(prototypes=30)"}
-
-
+# Objectives that learn the document of a sentence. Their metric is the document instead of the next sentence.
 SUPERVISED = ("cross_entropy", "tuple")
-"""Objectives that learn the document of a sentence. Their metric is the document instead of the next sentence."""
+# Objectives that need more steps at a lower rate on images. The first codes of swav are arbitrary.
 SLOW: dict[str, dict[str, Any]] = {"swav": {"steps": 200, "rate": 1e-3}}
-"""Objectives that need more steps at a lower rate on images. The first codes of swav are arbitrary."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +66,8 @@ def _images(metric: str = "few_shot/accuracy", steps: int = 50, **framework: Any
     table = {
         "views": 2,
         "encoder": {"name": "small-conv", "width": 8, "projector": "mlp", "hidden": 64, "dim": 64},
-        "augment": {"size": 16, "crop_scale": [0.4, 1.0], "flip": 0.0, "brightness": 0.4, "contrast": 0.4}
-        | dict.fromkeys(UNUSED, 0.0),
+        "augment": {"size": 16, "crop_scale": [0.4, 1.0], "brightness": 0.4, "contrast": 0.4}
+        | dict.fromkeys(("flip", "saturation", "hue", "grey", "blur"), 0.0),
         "probe": {"probes": ["few_shot"]},
     }
     return StudyLayout("vision", table | framework, metric, steps, 128, 3e-3, classes=10)
@@ -81,7 +79,6 @@ def _sentences(metric: str, **pairs: Any) -> StudyLayout:
 
 
 INK, GROUND = (1.0, 0.8, 0.1), (0.1, 0.1, 0.5)  # RGB
-UNUSED = ("saturation", "hue", "grey", "blur")  # augmentations
 LAYOUTS = {
     "simclr": _images(method="simclr"),
     "simclr, queries": _images(method="simclr", views=3, simclr={"negatives": "queries"}),
@@ -142,8 +139,7 @@ def text_of(layout: str, name: str) -> str:
     return OTHERWISE.get((layout, name), OBJECTIVES[name])
 
 
-Watch = Callable[[int, Any, list[torch.nn.Parameter]], None]
-"""Gets step, pairs and parameters before the update."""
+Watch = Callable[[int, Any, list[torch.nn.Parameter]], None]  # gets step, pairs and parameters before the update
 
 
 class StudyTrial:

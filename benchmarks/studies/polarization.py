@@ -43,8 +43,7 @@ MEASURES = {
     "rl": "own observation found among 300",
 }
 TERM = "dp"
-LAMBDA, MARGIN = 0.1, (0.1, 0.5)
-"""Defaults of the paper (LMCL Sec. 5)."""
+LAMBDA, MARGIN = 0.1, (0.1, 0.5)  # defaults of the paper (LMCL Sec. 5)
 LAMBDAS = {"anchor_sum": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3), "mean": (0.1, 0.5, 1.0, 5.0)}
 MARGINS = ((0.0, 0.5), (0.1, 0.3), (0.25, 0.5), (0.1, 0.9))
 BATCHES = (16, 64, 256)
@@ -88,11 +87,8 @@ def settings() -> Iterator[DpSetting]:
     for reduction, weights in LAMBDAS.items():
         yield from (DpSetting(weight=weight, reduction=reduction) for weight in weights)
     for batch in BATCHES:
-        yield from (
-            DpSetting(weight=0.0, batch=batch),
-            DpSetting(batch=batch),
-            DpSetting(reduction="mean", batch=batch),
-        )
+        yield DpSetting(weight=0.0, batch=batch)
+        yield from (DpSetting(reduction=reduction, batch=batch) for reduction in LAMBDAS)
     yield from (DpSetting(margin=margin) for margin in MARGINS)
 
 
@@ -140,10 +136,8 @@ def measure(trial: StudyTrial, setting: DpSetting) -> dict[str, float]:
     return {name: float(f"{value:.5g}") for name, value in zip(names, values, strict=False)}
 
 
-Found = dict[str, dict[str, dict[str, dict[str, float]]]]
-"""Domain -> key of a setting -> seed -> numbers."""
-Made = dict[str, list[dict[str, str]]]
-"""Domain -> machines and library versions."""
+Found = dict[str, dict[str, dict[str, dict[str, float]]]]  # domain -> key of a setting -> seed -> numbers
+Made = dict[str, list[dict[str, str]]]  # domain -> machines and library versions
 
 
 def trained(found: Found, domain: str, setting: DpSetting) -> dict[int, float]:
@@ -167,9 +161,8 @@ def table(found: Found, domain: str) -> str:
         ours, base = (fmean(trained(found, domain, s).values()) for s in (setting, setting.base))
         first, last = (fmean(cell[name] for cell in cells) for name in ("first pull", "last pull"))
         gain, interval = f"{test.difference:+.3f}", f"{test.low:+.3f} to {test.high:+.3f}"
-        rows.append(
-            [f"`{key}`", f"{ours:.3f}", f"{base:.3f}", gain, interval, f"{p:.2g}", f"{first:.2g}", f"{last:.2g}"]
-        )
+        pulls = f"{first:.2g}", f"{last:.2g}"
+        rows.append([f"`{key}`", f"{ours:.3f}", f"{base:.3f}", gain, interval, f"{p:.2g}", *pulls])
     head = [MEASURES[domain], "InfoNCE", "gain", "95 % interval", "p (Holm)", "first pull", "last pull"]
     return markdown(["beside InfoNCE", *head], rows)
 
@@ -253,9 +246,8 @@ def run(found: Found, made: Made, domain: str, layout: StudyLayout, seed: int, f
         if str(seed) in cells:
             continue
         if setting.batch not in trials:
-            trials[setting.batch] = StudyTrial(
-                replace(layout, batch_size=setting.batch or layout.batch_size), seed, folder
-            )
+            sized = replace(layout, batch_size=setting.batch or layout.batch_size)
+            trials[setting.batch] = StudyTrial(sized, seed, folder)
         cells[str(seed)] = measure(trials[setting.batch], setting)
         print(domain, seed, setting.key, cells[str(seed)], flush=True)
         machine = hardware(torch.device("cpu"), 1)

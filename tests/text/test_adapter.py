@@ -1,6 +1,5 @@
 """The domain as the trainer sees it: batches, pairs, evaluation, and steps that read nothing back from the device."""
 
-import json
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -192,10 +191,11 @@ def test_a_bag_of_words_learns_which_sentences_are_neighbours(corpus, tmp_path):
     after = adapter.evaluate(loss)
     assert after["next_mrr"] > 1.5 * before["next_mrr"]
     assert after["document/knn"] > 0.9
-    shown = json.loads((tmp_path / "neighbour_distances.json").read_text())
-    centres = (np.array(shown["edges"][1:]) + shown["edges"][:-1]) / 2
-    assert centres @ shown["correct"] < centres @ shown["incorrect"]
-    assert sum(shown["correct"]) == pytest.approx(1, abs=1e-3)
+    shown = pair_histogram(adapter.held_out_pairs(loss))
+    centres = (shown.edges[1:] + shown.edges[:-1]) / 2
+    correct, incorrect = (counts / counts.sum() for counts in (shown.correct, shown.incorrect))
+    assert centres @ correct < centres @ incorrect
+    assert float(correct.sum()) == pytest.approx(1, abs=1e-3)
     assert len((tmp_path / "nearest_sentences.txt").read_text().splitlines()) == 18
 
 
@@ -354,8 +354,7 @@ def test_what_a_device_has_made_is_measured_there(corpus, labelled, tmp_path, mo
         assert features.device.type == device
         numbers = adapter.evaluate(None) | diagnose(features, owners, None)[0]
         shown = pair_histogram(adapter.held_out_pairs(None)).correct.tolist()
-        files = (*tmp_path.glob("nearest_*.txt"), *tmp_path.glob("neighbour_*.json"))
-        return numbers, shown, [path.read_text() for path in sorted(files)]
+        return numbers, shown, [path.read_text() for path in tmp_path.glob("nearest_*.txt")]
 
     numbers, *shown = measured("cpu")
     with elsewhere(40 * 50):  # scores come back, and points for Arora's terms

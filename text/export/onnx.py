@@ -11,18 +11,9 @@ from dipole.core.train.card import Card, write_card
 from dipole.core.train.onnx_file import FILE, OUTPUT, TOLERANCE, write_onnx
 from dipole.core.utils.errors import ConfigError
 from dipole.text.encode import SentenceEncoder
-from dipole.text.encoders.networks import (
-    BagOfWords,
-    Channels,
-    Pooled,
-    Projected,
-    SentenceModel,
-    Transformer,
-    WordGRU,
-    pooled,
-)
+from dipole.text.encoders import networks
 from dipole.text.exported import check_vectors
-from dipole.text.portable import TASK, fast_tokenizer, parts_scaled, projected, shown, truncated
+from dipole.text.portable import TASK, fast_tokenizer, parts_scaled, projected, tokenizer_call
 
 AXES = ("batch", "length")
 
@@ -33,10 +24,11 @@ class PaddedSentences(nn.Module):
     `halves` parts of the vector are scaled to unit length (0: none). A sentence without a token is read as `empty`.
     """
 
-    def __init__(self, model: SentenceModel, halves: int, empty: int) -> None:
+    def __init__(self, model: networks.SentenceModel, halves: int, empty: int) -> None:
         super().__init__()
         self.model, self.halves, self.empty = model, halves, empty
-        grus: list[Any] = [gru for part in model.modules() if isinstance(part, WordGRU) for gru in part.recurrent]
+        parts: list[Any] = [part for part in model.modules() if isinstance(part, networks.WordGRU)]
+        grus = (gru for part in parts for gru in part.recurrent)
         directions = ((gru, suffix) for gru in grus for suffix in ("", "_reverse")[: 1 + gru.bidirectional])
         self.one_way = nn.ModuleList(_one_way(gru, suffix) for gru, suffix in directions)
 
@@ -57,24 +49,26 @@ class PaddedSentences(nn.Module):
 def _vectors(part: Any, ids: Tensor, mask: Tensor, grus: Iterator[nn.Module]) -> Tensor:
     """Compute a part on ids and mask (B, T). `grus` are those of all parts, each of one direction."""
     match part:
-        case BagOfWords():
+        case networks.BagOfWords():
             return (part.table(ids) * mask[..., None].to(part.table.weight.dtype)).sum(1)
-        case WordGRU():
+        case networks.WordGRU():
             return _last_states(part, ids, mask, grus)
-        case Channels():
+        case networks.Channels():
             return torch.cat([_vectors(each, ids, mask, grus) for each in part.parts], 1)
-        case Projected():
+        case networks.Projected():
             return _vectors(part.part, ids, mask, grus) @ part.matrix
-        case Transformer():
-            return pooled(part.model(input_ids=ids, attention_mask=mask).last_hidden_state, mask.bool(), part.pooling)
-        case Pooled():
+        case networks.Transformer():
+            hidden = part.model(input_ids=ids, attention_mask=mask).last_hidden_state
+            return networks.pooled(hidden, mask.bool(), part.pooling)
+        case networks.Pooled():
             hidden = part.part.model(input_ids=ids, attention_mask=mask).last_hidden_state
-            found: Tensor = part.layers(torch.cat([pooled(hidden, mask.bool(), mode) for mode in part.pooling], 1))
+            modes = [networks.pooled(hidden, mask.bool(), mode) for mode in part.pooling]
+            found: Tensor = part.layers(torch.cat(modes, 1))
             return found
     raise ConfigError(f"an encoder of the kind {type(part).__name__} cannot be exported to ONNX.")
 
 
-def _last_states(part: WordGRU, ids: Tensor, mask: Tensor, grus: Iterator[nn.Module]) -> Tensor:
+def _last_states(part: networks.WordGRU, ids: Tensor, mask: Tensor, grus: Iterator[nn.Module]) -> Tensor:
     """Read every direction by itself: the one that reads backwards gets each sentence turned round."""
     end = mask.sum(1, keepdim=True) - 1  # (B, 1)
     backwards = ids.gather(1, (end - torch.arange(ids.shape[1])).clamp_min(0))
@@ -108,7 +102,7 @@ import onnxruntime
 from transformers import AutoTokenizer
 
 tokenizer, session = AutoTokenizer.from_pretrained("FOLDER"), onnxruntime.InferenceSession("FOLDER/{FILE}")
-batch = tokenizer({shown(encoder)}, padding=True{truncated(encoder)}, return_tensors="np")
+batch = {tokenizer_call(encoder, "np")}
 ({OUTPUT},) = session.run(None, {{name: batch[name].astype("int64") for name in ("input_ids", "attention_mask")}})
 """
     card = Card("A sentence encoder as ONNX.", usage, TASK, "onnx", ("feature-extraction", "onnx"))

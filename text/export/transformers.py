@@ -13,7 +13,7 @@ from dipole.core.utils.backbone import network_class, without_transformers_outpu
 from dipole.text.encode import Normalize, SentenceEncoder
 from dipole.text.encoders.networks import Transformer
 from dipole.text.exported import POOLED, check_vectors
-from dipole.text.portable import TASK, fast_tokenizer, projected, shown, truncated, with_code
+from dipole.text.portable import TASK, fast_tokenizer, projected, tokenizer_call, with_code
 
 HOW = {
     "cls": "states[:, 0]",
@@ -54,7 +54,7 @@ def _card(encoder: SentenceEncoder, is_plain: bool, how: str) -> Card:
 from transformers import AutoTokenizer, {network}
 
 tokenizer, model = AutoTokenizer.from_pretrained("FOLDER"), {network}.from_pretrained("FOLDER"{trust})
-batch = tokenizer({shown(encoder)}, padding=True{truncated(encoder)}, return_tensors="pt")
+batch = {tokenizer_call(encoder, "pt")}
 states = model(batch["input_ids"], batch["attention_mask"]).last_hidden_state
 vectors = {how}
 """

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.objectives.encoded_batch import EncodedBatch
+from dipole.core.objectives.objective import Composite
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.transfer import to_device
@@ -93,8 +94,8 @@ class PairKind(ABC):
 
     @staticmethod
     @abstractmethod
-    def example(config: TextSettings, count: int, dim: int) -> Pairs:
-        """Return random rows of a batch, paired."""
+    def example(objective: Composite, dim: int, config: TextSettings, count: int) -> Pairs:
+        """Return random rows (count, dim) of a batch, paired."""
 
     @abstractmethod
     def rows_of(self, epoch: int) -> Callable[[int], np.ndarray]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.objectives.encoded_batch import EncodedBatch
+from dipole.core.objectives.objective import Composite
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.text import counted
@@ -78,7 +79,7 @@ class ColumnPairs(PairKind):
         return EncodedBatch(rows, partial(columns, absent=partners.absent))
 
     @staticmethod
-    def example(config: TextSettings, count: int, dim: int) -> Pairs:
+    def example(objective: Composite, dim: int, config: TextSettings, count: int) -> Pairs:
         hard = 1
         if config.columns is not None:
             hard = len(config.columns) - 2
@@ -103,13 +104,10 @@ def columns(rows: dict[str, Tensor], absent: Tensor | None) -> Pairs:
     )
 
 
-Order = Callable[[int, int, int], np.ndarray]
-"""(epoch, round, n) -> an order of n rows."""
+Order = Callable[[int, int, int], np.ndarray]  # (epoch, round, n) -> an order of n rows
 TRIES = 20  # orders that are tried before a batch without duplicates counts as impossible
 TOGETHER = 10_000  # rows whose texts are looked up together
-
-Row = tuple[int, tuple[int, ...]]
-"""The number of a row and those of its different texts."""
+Row = tuple[int, tuple[int, ...]]  # the number of a row and those of its different texts
 
 
 def without_duplicates(rows: Iterable[Row], size: int) -> Iterator[list[int]]:

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from dipole.core.objectives.encoded_batch import EncodedBatch
+from dipole.core.objectives.objective import Composite
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.class_blocks import ClassBlocks
 from dipole.core.utils.errors import ConfigError, DataError
+from dipole.core.utils.freezing import in_mode
 from dipole.text.config import TextSettings
 from dipole.text.encoders.batch import make_batch
 from dipole.text.encoders.networks import SentenceModel
-from dipole.text.model import never_differs
 from dipole.text.pairs.base import PairKind, TextBatch, example_rows, under_masks
 
 
@@ -46,7 +47,7 @@ class WindowPairs(PairKind):
         return EncodedBatch(rows, partial(neighbours, window=self.config.window, self_logit=self.config.self_logit))
 
     @staticmethod
-    def example(config: TextSettings, count: int, dim: int) -> Pairs:
+    def example(objective: Composite, dim: int, config: TextSettings, count: int) -> Pairs:
         rows = {**example_rows(count), "f": torch.randn(count, dim), "g": torch.randn(count, dim)}
         return neighbours(rows, config.window, config.self_logit)
 
@@ -83,7 +84,10 @@ class ViewPairs(PairKind):
         config = self.config
         if config.transformer is None:
             return  # the settings say how it drops
-        if never_differs(model, make_batch(self.ids(self.train_rows[:8]), 1)):
+        batch = make_batch(self.ids(self.train_rows[:8]), 1)
+        with in_mode(True, model), torch.random.fork_rng(), torch.no_grad():
+            first, second = model(batch)[0].chunk(2)
+        if torch.equal(first, second):
             fix = "Set text.dropout, for example 0.1."
             if config.dropout:
                 fix = "It has no layer for text.dropout either: take other text.pairs, or another transformer."
@@ -93,7 +97,7 @@ class ViewPairs(PairKind):
             )
 
     @staticmethod
-    def example(config: TextSettings, count: int, dim: int) -> Pairs:
+    def example(objective: Composite, dim: int, config: TextSettings, count: int) -> Pairs:
         return views({**example_rows(count), "first": torch.randn(count, dim), "second": torch.randn(count, dim)})
 
 
@@ -152,7 +156,7 @@ class BlockPairs(PairKind):
         return EncodedBatch(rows, partial(members, draw=batch.seed))
 
     @staticmethod
-    def example(config: TextSettings, count: int, dim: int) -> Pairs:
+    def example(objective: Composite, dim: int, config: TextSettings, count: int) -> Pairs:
         size = BlockPairs.unit(config)
         blocks = count // size
         rows = {name: values[::size][:blocks] for name, values in example_rows(count).items()}
