@@ -119,5 +119,6 @@ class Artifacts:
         sentences = Sentences(*(found[name] for name in ARRAYS))
         data: Data = RunningText(config, self.tokens, sentences)
         if "anchor" in found:
-            data = TableData(config, self.tokens, sentences, PairTable([], *(found[name] for name in TABLE), ()))
+            table = PairTable([], found["anchor"], found["positive"], found["negatives"], ())
+            data = TableData(config, self.tokens, sentences, table)
         return Probes(data, found["train"], found["test"], bool(found["held_out"]))

@@ -31,12 +31,12 @@ SHARED = ("prompt_length",)  # tensors among the features that belong to the bat
 LARGEST = 2**53  # whole numbers up to here have a float of their own
 Direction = Literal["query_to_doc", "query_to_query", "doc_to_query"]
 
+# Directions that can be asked for, and how they go together.
 MODES: dict[frozenset[str], str] = {
     frozenset(["query_to_doc"]): "joint",
     frozenset(["query_to_doc", "query_to_query"]): "joint",
     frozenset(["query_to_doc", "doc_to_query"]): "per_direction",
 }
-"""Directions that can be asked for, and how they go together."""
 
 
 class ContrastiveLoss(nn.Module):
@@ -222,9 +222,9 @@ class ContrastiveLoss(nn.Module):
                 "MatryoshkaLoss leave such a term out, or take matryoshka_dims=[the model's width] alone."
             ) from None
         embedded = related_columns(embeddings, labels, self.directions)
-        ranks: AbstractContextManager[None] = as_single_process()
-        if self.gather_across_devices:
-            ranks = nullcontext()
+        ranks: AbstractContextManager[None] = nullcontext()
+        if not self.gather_across_devices:
+            ranks = as_single_process()
         try:
             with ranks:
                 outcome = self.objective(embedded)
@@ -246,8 +246,7 @@ class ContrastiveLoss(nn.Module):
             if term.note and (name, term.note) not in self._noted:  # said once
                 self._noted.add((name, term.note))
                 warn(f"{name} is {term.note}. {advice}", stacklevel=3)
-        loss: Tensor = outcome.loss
-        return loss
+        return outcome.loss
 
     # Called by sentence-transformers -------------------------------------------------------------------------------
 
@@ -387,8 +386,7 @@ class CachedContrastiveLoss(ContrastiveLoss):
                 own = {name: value.clone() for name, value in part.items()}
                 return {"sentence_embedding": forward({**shared, **own}, **kwargs)["sentence_embedding"]}
 
-            found: dict[str, Any] = microbatched(model, self.mini_batch_size, run)(rows)
-            return found
+            return microbatched(model, self.mini_batch_size, run)(rows)
 
         return divided
 

@@ -45,14 +45,13 @@ def open_folder(folder: Path, device: torch.device, features: str | None) -> Emb
 
     chosen_features(features, ("encoder",))
     inner = getattr(tokenizer, "_tokenizer", tokenizer)
-    tokens = None
-    if isinstance(inner, Tokenizer):
-        tokens = Tokens(copied(inner))
-    return FunctionEmbedder(encode, tokens)
+    if not isinstance(inner, Tokenizer):
+        return FunctionEmbedder(encode)
+    return FunctionEmbedder(encode, Tokens(copied(inner)))
 
 
 def _sentence_transformer(folder: Path, device: torch.device) -> tuple[Any, Any]:
-    import dipole.text.portable  # noqa: F401  (makes models with our own code known)
+    import dipole.text.export  # noqa: F401  (makes models with our own code known)
 
     if refused := refusal(folder, deep=True):
         raise DataError(f"{folder} cannot be loaded: {refused}.")
@@ -69,7 +68,7 @@ def _sentence_transformer(folder: Path, device: torch.device) -> tuple[Any, Any]
 
 
 def _transformer(folder: Path, device: torch.device) -> Any:
-    from dipole.text.portable import DipoleSentenceModel
+    from dipole.text.export import DipoleSentenceModel
 
     model = open_exported(folder, device, "input_ids")
 

@@ -13,17 +13,9 @@ from dipole.core.utils.backbone import NetworkSource, Weights, is_random, load, 
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.freezing import Freeze, fix_unused, in_mode
 from dipole.text.config import TextSettings
+from dipole.text.encoders import networks
 from dipole.text.encoders.batch import Chunk
-from dipole.text.encoders.networks import (
-    BagOfWords,
-    Channels,
-    Encoder,
-    Pooled,
-    Pooling,
-    SentenceModel,
-    Transformer,
-    WordGRU,
-)
+from dipole.text.encoders.networks import BagOfWords, Channels, Encoder, Pooled, SentenceModel, Transformer, WordGRU
 from dipole.text.encoders.sentence_folder import with_modules
 from dipole.text.vocabulary import Tokens, expand, read_vectors, words_vocabulary
 
@@ -102,13 +94,13 @@ def fixed_table(c: TextSettings, tokens: Tokens) -> nn.Embedding | None:
         return None
     assert c.vectors is not None  # the configuration has checked it
     words, vectors = read_vectors(c.vectors, tokens.index)
+    if not words:
+        raise DataError(f"{c.vectors} holds no word of the corpus {c.corpus}")
     table = torch.zeros(len(tokens), vectors.shape[1])
     known = torch.zeros(len(tokens), dtype=torch.bool)
-    rows = torch.tensor([tokens.index[word] for word in words], dtype=torch.long)
+    rows = torch.tensor([tokens.index[word] for word in words])
     table[rows] = torch.from_numpy(vectors)
     known[rows] = True
-    if not bool(known.any()):
-        raise DataError(f"{c.vectors} holds no word of the corpus {c.corpus}")
     return frozen_table(table, known)
 
 
@@ -195,7 +187,7 @@ def frozen_table(vectors: Tensor, known: Tensor) -> nn.Embedding:
 
 def build_transformer(
     source: str,
-    pooling: Pooling,
+    pooling: networks.Pooling,
     vocabulary: int,
     *,
     freeze: Freeze = "none",
@@ -278,17 +270,11 @@ def is_first_token_blind(model: Any) -> bool:
     return torch.allclose(first, second, rtol=1e-6, atol=1e-6)
 
 
-def small_transformer(vocabulary: int, width: int, layers: int, heads: int, pooling: Pooling) -> Transformer:
+def small_transformer(vocabulary: int, width: int, layers: int, heads: int, pooling: networks.Pooling) -> Transformer:
     """A BERT encoder of the given size with random weights."""
     from transformers import BertConfig, BertModel
 
-    config = BertConfig(
-        vocab_size=vocabulary,
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=4 * width,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
+    sizes: dict[str, Any] = {"vocab_size": vocabulary, "hidden_size": width, "intermediate_size": 4 * width}
+    sizes |= {"num_hidden_layers": layers, "num_attention_heads": heads}
+    config = BertConfig(**sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     return Transformer(BertModel(config, add_pooling_layer=False), pooling)

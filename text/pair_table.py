@@ -197,7 +197,6 @@ class PairWriter:
             self._negatives.extend(others[len(positives) :])
 
     def table(self, counts: dict[str, Any]) -> PairTable:
-        """Return the table in memory."""
         arrays, is_first = self._arrays()
         return PairTable(list(compress(self._texts, is_first)), **arrays, **counts)
 
@@ -290,11 +289,11 @@ def read_pairs(
         known = {"fingerprint": table.fingerprint, "texts_hash": table.texts_hash}
         write_index(folder, {"counts": counts, "known": known}, files)
 
-    if folder is None:
+    if folder is not None:
+        table = load_or_build(folder, _load, build)
+    else:
         writer = PairWriter(None, label)
         table = writer.table(read(writer))
-    else:
-        table = load_or_build(folder, _load, build)
     if table.incomplete or table.fewer:
         anchor, positive, *_ = table.columns
         notes = []

@@ -59,11 +59,9 @@ class Sentences:
         return bool((document[:-1] == document[1:]).any())
 
     def ids(self, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:
-        """Return the token ids of some sentences."""
         return [self.tokens[self.offsets[i] : self.offsets[i + 1]] for i in rows]
 
     def take(self, rows: np.ndarray) -> "Sentences":
-        """Copy some sentences."""
         lengths = self.offsets[rows + 1] - self.offsets[rows]
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         tokens = np.concatenate([self.tokens[:0], *self.ids(rows)])

@@ -79,7 +79,6 @@ def counted_vocabulary(counts: Iterable[tuple[str, int]], size: int, lower: bool
 
 @cache
 def word_cutter(lower: bool = False) -> Callable[[str], list[str]]:
-    """Return a function that cuts a sentence into words."""
     tokenizer = _configure(Tokenizer(WordLevel({UNKNOWN: 0}, unk_token=UNKNOWN)), lower)
     normal, pre = tokenizer.normalizer, tokenizer.pre_tokenizer
 
@@ -96,7 +95,6 @@ def word_cutter(lower: bool = False) -> Callable[[str], list[str]]:
 
 
 def _pattern_of(words: Iterable[str]) -> str:
-    """Return the pattern that cuts these words."""
     if any(map(_OTHER_SCRIPT.search, words)):
         return ANY_SCRIPT
     return PATTERN

@@ -109,7 +109,6 @@ def name_of(device: torch.device) -> str:
 
 
 def table(report: dict[str, Any]) -> str:
-    """Return the report as text for the docs."""
     texts, rows = [f"{report['device']}, PyTorch {report['packages']['torch']}, {report['date']}"], []
     for row in report["losses"]:
         name = row["subject"]

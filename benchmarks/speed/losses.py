@@ -101,16 +101,13 @@ def measure(batch: int, threads: int, rounds: int, only: str) -> dict[str, dict[
 
 
 def ratios(table: dict[str, dict[str, float]]) -> list[str]:
-    """Return lines that compare dipole with the others."""
     lines = []
     for loss in OURS:
         mine = table.get(f"dipole {loss}")
         for name, row in table.items():
             if mine and name.endswith(f" {loss}") and not name.startswith("dipole"):
-                memory = row["mb"] / max(mine["mb"], 0.1)
-                lines.append(
-                    f"{loss}: {row['ms'] / mine['ms']:.2f} x the speed of {name}, 1/{memory:.1f} of its memory"
-                )
+                speed, memory = row["ms"] / mine["ms"], row["mb"] / max(mine["mb"], 0.1)
+                lines.append(f"{loss}: {speed:.2f} x the speed of {name}, 1/{memory:.1f} of its memory")
     return lines
 
 

@@ -58,7 +58,6 @@ def pixel_env(size: int = RENDERED) -> Any:
 
 
 def fill(add: Callable[[Any, Any, Any, float], None], transitions: int = STORED, size: int = RENDERED) -> None:
-    """Add transitions of random frames to a buffer."""
     rng = np.random.default_rng(0)
     frames = list(rng.integers(0, 256, (4, 3, size, size), dtype=np.uint8))
     for _ in range(transitions):
@@ -71,14 +70,12 @@ def sb3(agent_class: Any, batch_size: int, stored: int = STORED, size: int = REN
     """Return an agent of SB3's interface with a filled buffer."""
     settings = {"buffer_size": stored, "batch_size": batch_size, "seed": 0, "device": "cpu"} | settings
     agent = agent_class("CnnPolicy", pixel_env(size), **settings)
-    done, infos = np.array([False]), [{}]
-    fill(
-        lambda obs, following, action, reward: agent.replay_buffer.add(
-            obs[None], following[None], action[None], np.array([reward]), done, infos
-        ),
-        stored,
-        size,
-    )
+
+    def add(obs: Any, following: Any, action: Any, reward: float) -> None:
+        row = (obs[None], following[None], action[None], np.array([reward]), np.array([False]), [{}])
+        agent.replay_buffer.add(*row)
+
+    fill(add, stored, size)
     return agent
 
 
@@ -87,8 +84,8 @@ def sample(agent: Any, batch_size: int) -> Any:
     return agent.replay_buffer.sample_views(batch_size, agent._augment, 1)
 
 
-def load_peer(folder: Path) -> tuple[Any, Any]:
-    """Import the peer's agent and buffer from its checkout."""
+def peer(folder: Path, batch_size: int) -> tuple[Any, Any]:
+    """Return the peer's agent with the settings of its run script, and its filled buffer, from its checkout."""
     for name in ("gym", "skimage", "skimage.util", "skimage.util.shape"):
         stand_in: Any = types.ModuleType(name)
         stand_in.Wrapper, stand_in.spaces = gymnasium.Wrapper, gymnasium.spaces
@@ -98,17 +95,11 @@ def load_peer(folder: Path) -> tuple[Any, Any]:
     import curl_sac
     import utils
 
-    return curl_sac.CurlSacAgent, utils.ReplayBuffer
-
-
-def peer(folder: Path, batch_size: int) -> tuple[Any, Any]:
-    """Return the peer's agent with the settings of its run script, and its filled buffer."""
-    agent_class, buffer_class = load_peer(folder)
-    agent = agent_class(
+    agent = curl_sac.CurlSacAgent(
         obs_shape=(9, SEEN, SEEN), action_shape=(ACTIONS,), device=torch.device("cpu"), hidden_dim=1024,
         init_temperature=0.1, alpha_lr=1e-4, alpha_beta=0.5, critic_tau=0.01, encoder_tau=0.05,
     )  # fmt: skip
-    buffer = buffer_class((9, RENDERED, RENDERED), (ACTIONS,), STORED, batch_size, torch.device("cpu"), SEEN)
+    buffer = utils.ReplayBuffer((9, RENDERED, RENDERED), (ACTIONS,), STORED, batch_size, torch.device("cpu"), SEEN)
     fill(lambda obs, following, action, reward: buffer.add(obs, action, reward, following, False))
     return agent, buffer
 

@@ -169,7 +169,6 @@ def hashed_words(sentences: list[str], width: int) -> np.ndarray:
 
 
 def svd_of_words(sentences: list[str], width: int) -> np.ndarray:
-    """Return the truncated SVD of TF-IDF."""
     from sklearn.decomposition import TruncatedSVD
     from sklearn.feature_extraction.text import TfidfVectorizer
 
@@ -181,7 +180,6 @@ VECTORS = {"random": random_words, "hashed": hashed_words, "svd": svd_of_words}
 
 
 def features(task: Any, splits: Any, kind: str, width: int) -> dict[str, np.ndarray]:
-    """Return the features of every split of a task."""
     sentences = sorted({" ".join(s) for split in splits.values() for side in split.sentences for s in side})
     vectors = dict(zip(sentences, VECTORS[kind](sentences, width), strict=True))
     found = {}
@@ -231,7 +229,6 @@ def load_genuine(checkout: Path) -> types.ModuleType:
 
 
 def run_genuine(validation: Any, task: Any, splits: Any, x: dict[str, np.ndarray], torch_fits: bool) -> float:
-    """Return the test accuracy of SentEval's own classes."""
     classifier = {"nhid": 0, "optim": "adam", "batch_size": 64, "tenacity": 5, "epoch_size": 4}
     config = {
         "nclasses": task.classes, "seed": 1111, "usepytorch": torch_fits, "classifier": classifier, "kfold": 10,

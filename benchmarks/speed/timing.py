@@ -121,7 +121,6 @@ def keep_freed_memory() -> bool:
 
 
 def machine() -> dict[str, Any]:
-    """Return what the numbers are measured on."""
     return {
         "processor": processor_name(),
         "cores": os.cpu_count(),

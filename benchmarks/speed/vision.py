@@ -34,7 +34,6 @@ OFF = {"flip": 0.0, "jitter": 0.0, "grey": 0.0, "blur": 0.0}
 
 
 def kornias(chances: dict[str, float], size: int) -> torch.nn.Module:
-    """Return the operations of an augmentation by kornia."""
     import kornia.augmentation as K
 
     kernel = AugmentConfig().kernel(size)

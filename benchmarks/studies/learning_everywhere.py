@@ -34,7 +34,7 @@ from dipole.core.utils.errors import DipoleError
 from dipole.core.utils.seeding import Seeds, isolated, seed_everything
 from dipole.rl.contrast import require_unlabelled
 from dipole.rl.envs.dot import DotEnv
-from dipole.rl.networks import PixelEncoder
+from dipole.rl.networks import PixelEncoder, soft_update
 from dipole.vision.frameworks.cmc import halves
 from dipole.vision.image_ops import centre
 
@@ -97,27 +97,25 @@ LAYOUTS = {
     "agent": StudyLayout("rl", {}, "own view@1", 150, 128, 2e-3),
 }
 
-_NO_BLOCK = "no anchor has a negative"
-_NO_CLASSES = "needs the label of every candidate"
+# Layouts that an objective cannot use, with the error message. A queue and the queries have no blocks. Labels may be
+# missing. In `window` all sentences of a batch may be of one document, so that `tuple` has no negatives.
 REFUSED = {
-    ("simclr, queries", "blocks"): _NO_BLOCK,
-    ("moco, queue", "blocks"): _NO_BLOCK,
-    ("moco, queue and queries", "blocks"): _NO_BLOCK,
-    ("moco, queue", "tuple"): _NO_CLASSES,
-    ("moco", "tuple"): _NO_CLASSES,
-    ("moco, queue and queries", "tuple"): _NO_CLASSES,
-    ("moco, queue", "supcon"): _NO_CLASSES,
-    ("moco", "supcon"): _NO_CLASSES,
-    ("moco, queue and queries", "supcon"): _NO_CLASSES,
-    ("window", "tuple"): _NO_BLOCK,
+    **{
+        (layout, name): "needs the label of every candidate"
+        for layout in ("moco, queue", "moco", "moco, queue and queries")
+        for name in ("tuple", "supcon")
+    },
+    **{
+        (layout, "blocks"): "no anchor has a negative"
+        for layout in ("simclr, queries", "moco, queue", "moco, queue and queries")
+    },
+    ("window", "tuple"): "no anchor has a negative",
     ("agent", "tuple"): "needs labels",
     ("agent", "cross_entropy"): "needs labels",
 }
-"""Layouts that an objective cannot use, with the error message.
-
-A queue and the queries have no blocks. Labels may be missing. In `window` all sentences of a batch may be of one
-document, so that `tuple` has no negatives.
-"""
+# Objectives that need other options than their defaults to learn in a layout. A queue holds unit vectors, so dot
+# products could separate them from the keys of the batch by their length alone. 128 sentences are few for the
+# correlations of Barlow Twins, so that they need more weight.
 OTHERWISE = {
     ("moco, queue", "swav"): "swav(prototypes=30, temperature=0.2)",
     ("moco", "swav"): "swav(prototypes=30, temperature=0.2, codes=all)",
@@ -125,17 +123,11 @@ OTHERWISE = {
     ("moco, queue", "quickthoughts"): "quickthoughts(similarity=cosine)",
     ("blocks of sentences", "barlow_twins"): "barlow_twins(redundancy=0.05)",
 }
-"""Objectives that need other options than their defaults to learn in a layout.
-
-A queue holds unit vectors, so dot products could separate them from the keys of the batch by their length alone. 128
-sentences are few for the correlations of Barlow Twins, so that they need more weight.
-"""
+# Layouts in which an objective makes the encoder worse, with each of eight settings of temperature and bias.
 UNLEARNT = {("moco, queue", "siglip")}
-"""Layouts in which an objective makes the encoder worse, with each of eight settings of temperature and bias."""
 
 
 def text_of(layout: str, name: str) -> str:
-    """Return the objective string for a layout."""
     return OTHERWISE.get((layout, name), OBJECTIVES[name])
 
 
@@ -257,9 +249,7 @@ class _Agent:
 
     @torch.no_grad()
     def after_step(self) -> None:
-        parameters = zip(self.module["slow"].parameters(), self.module["encoder"].parameters(), strict=True)
-        for slow, fast in parameters:
-            slow.lerp_(fast, 0.05)
+        soft_update([self.module["encoder"]], [self.module["slow"]], 0.05)
 
     @torch.no_grad()
     def measure(self, metric: str, loss_of: Composite | None) -> float:

@@ -141,7 +141,6 @@ Made = dict[str, list[dict[str, str]]]  # domain -> machines and library version
 
 
 def trained(found: Found, domain: str, setting: DpSetting) -> dict[int, float]:
-    """Return the metric after training by seed."""
     return {int(seed): cell["trained"] for seed, cell in found[domain].get(setting.key, {}).items()}
 
 

@@ -12,8 +12,8 @@ from dipole.core.train.onnx_file import FILE, OUTPUT, TOLERANCE, write_onnx
 from dipole.core.utils.errors import ConfigError
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import networks
+from dipole.text.export import TASK, fast_tokenizer, parts_scaled, projected, tokenizer_call
 from dipole.text.exported import check_vectors
-from dipole.text.portable import TASK, fast_tokenizer, parts_scaled, projected, tokenizer_call
 
 AXES = ("batch", "length")
 

@@ -19,8 +19,8 @@ from dipole.core.utils.extras import needing
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders.batch import make_batch
 from dipole.text.encoders.networks import BagOfWords, Channels, Pooled, Projected, SentenceModel, Transformer
+from dipole.text.export import TASK, fast_tokenizer, projected, with_code
 from dipole.text.exported import check_vectors
-from dipole.text.portable import TASK, fast_tokenizer, projected, with_code
 from dipole.text.vocabulary import Tokens, copied
 
 with needing("sentence-transformers", "the export"):

@@ -12,15 +12,15 @@ from dipole.core.train.card import Card, write_card
 from dipole.core.utils.backbone import network_class, without_transformers_output
 from dipole.text.encode import Normalize, SentenceEncoder
 from dipole.text.encoders.networks import Transformer
+from dipole.text.export import TASK, fast_tokenizer, projected, tokenizer_call, with_code
 from dipole.text.exported import POOLED, check_vectors
-from dipole.text.portable import TASK, fast_tokenizer, projected, tokenizer_call, with_code
 
+# Pooling -> its code in the model card.
 HOW = {
     "cls": "states[:, 0]",
     "mean": '(states * batch["attention_mask"][..., None]).sum(1) / batch["attention_mask"].sum(1, keepdim=True)',
     "lasttoken": 'states[range(len(states)), batch["attention_mask"].sum(1) - 1]',
 }
-"""Pooling -> its code in the model card."""
 
 
 @without_transformers_output()
