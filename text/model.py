@@ -126,9 +126,8 @@ def expanded(model: SentenceModel, tokens: Tokens, path: str) -> tuple[SentenceM
         if table.weight.requires_grad:
             added, rows = expand(tokens.index, table.weight.detach().numpy(), words, vectors)
         else:
-            added = [w for w in words if w not in tokens.index and "_" not in w]
-            place = {word: i for i, word in enumerate(words)}
-            rows = vectors[[place[w] for w in added]]
+            new = [i for i, word in enumerate(words) if word not in tokens.index and "_" not in word]
+            added, rows = [words[i] for i in new], vectors[new]
         weight = torch.cat([table.weight.detach(), torch.from_numpy(np.ascontiguousarray(rows))])
         module.table = nn.Embedding.from_pretrained(weight, freeze=not table.weight.requires_grad)
     return model, words_vocabulary([*old[1:], *added], lower)

@@ -11,7 +11,7 @@ which no word is unknown.
 import argparse
 import zlib
 from collections.abc import Sequence
-from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,7 +20,8 @@ import numpy as np
 import torch
 
 from dipole.benchmarks.report.table import markdown
-from dipole.benchmarks.studies.common import grouped, load, mean_and_interval, run_missing
+from dipole.benchmarks.statistics import summarize
+from dipole.benchmarks.studies.common import load, save
 from dipole.core.train.recipe import resolve
 from dipole.core.train.run import train
 from dipole.core.utils.seeding import Seeds, seed_everything
@@ -94,6 +95,29 @@ class RandomWords:
         return np.stack([np.mean([vectors[w] for w in s.lower().split() or ["."]], 0) for s in sentences])
 
 
+def grouped(runs: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Return the runs with keys `name/seed` by name."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for key, run in sorted(runs.items(), key=lambda item: item[0].rpartition("/")[2]):
+        found.setdefault(key.rpartition("/")[0], []).append(run)
+    return found
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Return half of the 95 % t-interval of the mean, or 0 for a single value."""
+    if len(values) < 2:
+        return 0.0
+    summary = summarize(list(values))
+    return summary.high - summary.mean
+
+
+def mean_and_interval(values: Sequence[float]) -> str:
+    """Return `mean +- half_width`, or a single value alone."""
+    if len(values) < 2:
+        return f"{values[0]:.1f}"
+    return f"{fmean(values):.1f} +- {half_width(values):.1f}"
+
+
 def table(runs: dict[str, Any]) -> str:
     """Return a Markdown table of means and 95 % t-intervals over the seeds."""
     rows = []
@@ -134,12 +158,12 @@ def main() -> None:
     if content["setting"] != setting:
         raise SystemExit(f"{arguments.out} has results of other settings: {content['setting']}. Name another --out")
     corpus, tasks = link_corpus(arguments.data, arguments.corpus, arguments.runs), arguments.data / "senteval"
-    todo = {
-        f"{name}/{seed}": partial(run, name, seed, tasks, corpus, arguments.runs)
-        for seed in range(arguments.seeds)
-        for name in (*BASELINES, *TRAINED)
-    }
-    run_missing(arguments.out, content, todo)
+    for seed, name in product(range(arguments.seeds), (*BASELINES, *TRAINED)):
+        key = f"{name}/{seed}"
+        if key not in content["runs"]:
+            content["runs"][key] = run(name, seed, tasks, corpus, arguments.runs)
+            save(arguments.out, content)
+            print(key, content["runs"][key], flush=True)
     print(table(content["runs"]))
     print(verdict(content["runs"]))
 

@@ -10,7 +10,6 @@ import pytest
 from scipy.stats import pearsonr
 
 from dipole.benchmarks.studies import learning_text
-from dipole.benchmarks.studies.common import half_width
 from dipole.core.utils.errors import DataError
 from dipole.text import senteval
 from dipole.text.senteval import SIX_TASKS
@@ -246,8 +245,8 @@ RUNS = {
 
 
 def test_intervals_verdicts_and_random_words():
-    assert half_width([65.0, 66.0, 67.0]) == pytest.approx(4.3027 / 3**0.5, abs=1e-4)
-    assert half_width([65.0]) == 0
+    assert learning_text.half_width([65.0, 66.0, 67.0]) == pytest.approx(4.3027 / 3**0.5, abs=1e-4)
+    assert learning_text.half_width([65.0]) == 0
     (line,) = learning_text.verdict(RUNS).splitlines()
     assert line == "QT: 5 of 6 above untrained, 6 of 6 above random words; both: MR, CR, SUBJ, MPQA, MRPC"
     assert "| QT (3) | 66.0 +- 2.5 |" in learning_text.table(RUNS)

@@ -17,10 +17,9 @@ POOLING = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lastto
 
 Direction = Literal["uni", "bi", "combine"]
 Pooling = Literal["mean", "cls", "lasttoken"]
+# Models of transformers in which each token attends to all others in every layer.
 ATTEND_EVERYWHERE = ("albert", "bert", "camembert", "distilbert", "electra", "ernie", "roberta", "xlm-roberta")
-"""Models of transformers in which each token attends to all others in every layer."""
-MASKS_BY_ID = ("flaubert", "xlm")
-"""Models of transformers that leave out every token with the id of padding, unless they are given a mask."""
+MASKS_BY_ID = ("flaubert", "xlm")  # those that leave out every token with the id of padding, unless they get a mask
 
 
 class Encoder(nn.Module):
@@ -206,11 +205,7 @@ class Pooled(Encoder):
     """
 
     def __init__(
-        self,
-        part: Transformer,
-        pooling: Sequence[str],
-        layers: Sequence[Mapping[str, Any]],
-        similarity: str = "cosine",
+        self, part: Transformer, pooling: Sequence[str], layers: Sequence[Mapping[str, Any]], similarity: str = "cosine"
     ) -> None:
         super().__init__()
         self.part, self.similarity = part, similarity

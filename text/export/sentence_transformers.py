@@ -25,15 +25,7 @@ from dipole.text.vocabulary import Tokens, copied
 
 with needing("sentence-transformers", "the export"):
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import (
-        Dense,
-        Dropout,
-        LayerNorm,
-        Normalize,
-        Pooling,
-        StaticEmbedding,
-    )
-    from sentence_transformers.sentence_transformer.modules import Transformer as TransformerModule
+    from sentence_transformers.sentence_transformer import modules as library
 
 LINEAR = (SentenceModel, BagOfWords, Channels, Projected, nn.Embedding, nn.ModuleList)
 """Modules of encoders whose vector of a sentence is the sum of those of its words."""
@@ -72,11 +64,12 @@ def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
         tokenizer = copied(encoder.tokens.tokenizer)
         if encoder.max_length is not None:
             tokenizer.enable_truncation(encoder.max_length)
-        modules = [StaticEmbedding(tokenizer, embedding_weights=table), Normalize()]
+        modules = [library.StaticEmbedding(tokenizer, embedding_weights=table), library.Normalize()]
         # encode_query and encode_document take prompts of their own.
         options |= {"prompts": dict.fromkeys(("blank", "query", "document"), BLANK), "default_prompt_name": "blank"}
     else:
-        modules = [_transformer(encoder, with_code(encoder, model)), Pooling(model.output_width, pooling_mode="cls")]
+        pooling = library.Pooling(model.output_width, pooling_mode="cls")
+        modules = [_transformer(encoder, with_code(encoder, model)), pooling]
     SentenceTransformer(modules=modules, device="cpu", **options).save(str(folder), create_model_card=False)
     check_vectors(encoder, folder)
 
@@ -90,30 +83,30 @@ def _own_transformer(encoder: SentenceEncoder, model: SentenceModel, end: Transf
     inner: Any = end
     if isinstance(end, Pooled):
         inner = end.part
-    modules = [_transformer(encoder, inner.model), Pooling(inner.width, pooling_mode=end.pooling)]
+    modules = [_transformer(encoder, inner.model), library.Pooling(inner.width, pooling_mode=end.pooling)]
     if isinstance(end, Pooled):
         modules += [_layer(own, a) for own, a in zip(end.layers, end.described_layers, strict=True)]
     if isinstance(model.f, Projected):
-        dense = Dense(model.f.width, model.f.width, bias=False, activation_function=nn.Identity())
+        dense = library.Dense(model.f.width, model.f.width, bias=False, activation_function=nn.Identity())
         dense.linear.weight = nn.Parameter(model.f.matrix.T.contiguous())
         modules.append(dense)
     if encoder.normalize != "none":
-        modules.append(Normalize())
+        modules.append(library.Normalize())
     return modules
 
 
 def _layer(own: nn.Module, a: dict[str, Any]) -> nn.Module:
     """A layer of `Pooled` as the library's module."""
     if a["kind"] == "normalize":
-        return Normalize()
+        return library.Normalize()
     if a["kind"] == "dropout":
-        return Dropout(a["p"])
+        return library.Dropout(a["p"])
     if a["kind"] == "layer_norm":
-        norm = LayerNorm(a["size"])
+        norm = library.LayerNorm(a["size"])
         norm.norm.load_state_dict(own.state_dict())
         return norm
     activation = getattr(nn, a["activation"])()
-    dense = Dense(a["size"], a["out"], a["bias"], activation, use_residual=a["residual"])
+    dense = library.Dense(a["size"], a["out"], a["bias"], activation, use_residual=a["residual"])
     dense.load_state_dict(own.state_dict())
     return dense
 
@@ -126,7 +119,7 @@ def _transformer(encoder: SentenceEncoder, model: nn.Module) -> nn.Module:
         options = {}
         if encoder.max_length:
             options["max_seq_length"] = encoder.max_length
-        module: nn.Module = TransformerModule(holder, **options)
+        module: nn.Module = library.Transformer(holder, **options)
         return module
 
 

@@ -94,13 +94,9 @@ def columns(rows: dict[str, Tensor], absent: Tensor | None) -> Pairs:
     """Pair anchors with their positives. `absent` (E,) are the places c B + b where row b has no text in column c."""
     if absent is not None:
         absent = absent.expand(len(rows["anchor"]), -1)
+    hard, weights = rows.get("negatives"), rows.get("weights")
     return Pairs.from_columns(
-        rows["anchor"],
-        rows["positive"],
-        rows.get("negatives"),
-        index=rows["index"],
-        ignored=absent,
-        weights=rows.get("weights"),
+        rows["anchor"], rows["positive"], hard, index=rows["index"], ignored=absent, weights=weights
     )
 
 
@@ -157,11 +153,10 @@ class PairBatches:
         if no_duplicates and self.count:
             self.count = next((n for tried in range(TRIES) if (n := sum(1 for _ in self._cut(0, tried)))), 0)
             if not self.count:
-                text, most = self._most_frequent()
                 raise DataError(
                     f"no {size} of the {counted(len(rows), 'row')} are without a text in common, and in a batch it "
-                    f"would be a negative of itself ({table.texts[text][:60]!r} stands in {counted(most, 'row')}). "
-                    f"Lower train.batch_size, or set text.no_duplicates = false."
+                    f"would be a negative of itself ({self._most_frequent()}). Lower train.batch_size, or set "
+                    f"text.no_duplicates = false."
                 )
 
     def notes(self) -> Sequence[str]:
@@ -169,12 +164,10 @@ class PairBatches:
         left_out = len(self._rows) - self.count * self._size
         if left_out < self._size:
             return []
-        text, most = self._most_frequent()
-        rows = counted(len(self._rows), "row")
         return [
-            f"text.no_duplicates leaves out {left_out} of {rows} in each epoch, because they share texts with others "
-            f"({self._table.texts[text][:60]!r} stands in {counted(most, 'row')}). Lower train.batch_size, remove "
-            f"duplicates, or set text.no_duplicates = false"
+            f"text.no_duplicates leaves out {left_out} of {counted(len(self._rows), 'row')} in each epoch, because "
+            f"they share texts with others ({self._most_frequent()}). Lower train.batch_size, remove duplicates, or "
+            f"set text.no_duplicates = false"
         ]
 
     def epoch(self, number: int) -> np.ndarray:
@@ -201,7 +194,8 @@ class PairBatches:
             for row, numbers in zip(part.tolist(), self._table.numbers_of(self._rows[part]).tolist(), strict=True):
                 yield row, tuple(dict.fromkeys(text for text in numbers if text >= 0))
 
-    def _most_frequent(self) -> tuple[int, int]:
+    def _most_frequent(self) -> str:
         """Return the text of most rows, and the number of these rows."""
         counts = Counter(text for _, texts in self._offer(np.arange(len(self._rows))) for text in texts)
-        return counts.most_common(1)[0]
+        text, most = counts.most_common(1)[0]
+        return f"{self._table.texts[text][:60]!r} stands in {counted(most, 'row')}"
