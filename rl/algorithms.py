@@ -5,7 +5,7 @@ from typing import Any
 
 from dipole.core.objectives.objective import Composite, Objective
 from dipole.core.utils.errors import ConfigError
-from dipole.rl import description
+from dipole.rl import saved_agent
 from dipole.rl.drq import ContrastiveDrQ
 from dipole.rl.pixel_agent import PixelAgent
 from dipole.rl.sac import ContrastiveSAC
@@ -29,8 +29,8 @@ def open_agent(
     objects). Raise CheckpointError for a damaged file or one that was not written here, ConfigError if something is
     not given.
     """
-    told = description.read(Path(path))
-    with description.readable(f"the agent {path} cannot be read"), description.explained(path, objective):
+    told = saved_agent.read_description(Path(path))
+    with saved_agent.readable(f"the agent {path} cannot be read"), saved_agent.explained(path, objective):
         missing = [name for name in told["code"] if name not in given]
         if missing:
             raise ConfigError(
@@ -38,7 +38,7 @@ def open_agent(
                 f"resume(..., {missing[0]}=...)."
             )
         if told["own_terms"] and objective is None:
-            raise ConfigError(description.unregistered_message(told["own_terms"]))
+            raise ConfigError(saved_agent.unregistered_message(told["own_terms"]))
         given = without_sb3_names(given)
         require_changeable(given)
         settings = {name: told[name] for name in ("augmentation", "storage", "seed", "stats_window_size")}
@@ -48,12 +48,15 @@ def open_agent(
         cls = cls or ALGORITHMS[told["settings"]["algorithm"]]
         agent = cls("CnnPolicy", env, _init_setup_model=env is not None, **settings)
         if env is None:
-            description.make_networks(agent, told)
-            agent._vec_normalize_env = description.normalizer(told)
-        else:
-            description.require_observed(agent, told)
+            saved_agent.make_networks(agent, told)
+            agent._vec_normalize_env = saved_agent.normalizer(told)
+        elif saved_agent.described_space(agent.observation_space) != told["observation_space"]:
+            seen = saved_agent.read_space(told["observation_space"])
+            raise ConfigError(
+                f"the agent has learned from {seen}, and this environment shows {agent.observation_space}."
+            )
         agent.task = told.get("task")
-        description.load_weights(agent, path)
-        for name in description.COUNTERS:
+        saved_agent.load_weights(agent, path)
+        for name in saved_agent.COUNTERS:
             setattr(agent, name, told["counters"][name])
     return agent

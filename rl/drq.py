@@ -42,14 +42,10 @@ class ContrastiveDrQ(PixelAgent, TD3):
         >>> action, _ = agent.predict(DotEnv().reset()[0])
 
     Args:
-        policy: "CnnPolicy". "MultiInputPolicy" (dictionaries) and "MlpPolicy" (vectors) mean the same here.
-        env: an environment (its id, an instance or a VecEnv) of uint8 images, vectors or a dictionary of both, with
-            continuous actions.
-        objective: text, Objective or Composite, as in `ContrastiveSAC`.
+        policy, env, objective, storage: as in `ContrastiveSAC`.
         preset: "drqv2", the default.
         augmentation: "shift" by default: whole pixels, which equals the repository's grid sampling.
             "bilinear" draws shifts between pixels. Otherwise as in `ContrastiveSAC`.
-        storage: where replay keeps its frames: "host", "device", "disk", or "auto" (on a GPU where they fit).
         settings: any other field of `settings.AgentSettings` that "drq" has, and SB3's keywords.
 
     Raises:

@@ -22,10 +22,9 @@ from dipole.core.train.update import terms_with_bad_gradient
 from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.core.utils.memory import check_fits
 from dipole.core.utils.transfer import to_device
-from dipole.rl import description
+from dipole.rl import saved_agent
 from dipole.rl import settings as presets
 from dipole.rl.arguments import check_seed, plain
-from dipole.rl.augmentation import Augmentation, Centre, choose, one_number
 from dipole.rl.contrast import (
     bf16_is_native,
     duplicates,
@@ -37,11 +36,10 @@ from dipole.rl.contrast import (
     rollouts_left,
     unregistered,
 )
-from dipole.rl.envs.running.checked import CheckedEnvironments
-from dipole.rl.inputs import require_policy, require_size, seen_by
+from dipole.rl.inputs import CheckedEnvironments, require_policy, require_size, seen_by
 from dipole.rl.networks import PixelEncoder
 from dipole.rl.replay import FrameReplayBuffer
-from dipole.rl.sampling import FrameBatch
+from dipole.rl.sampling import Augmentation, Centre, FrameBatch, choose, one_number
 from dipole.rl.saved_agent import SavedAgent, check_passed_on
 from dipole.rl.sb3_names import without_sb3_names
 from dipole.rl.seen import parts
@@ -136,7 +134,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
                 stacklevel=2,
             )
         if self.own_terms and self._given is None:
-            raise ConfigError(description.unregistered_message(self.own_terms))
+            raise ConfigError(saved_agent.unregistered_message(self.own_terms))
         self.replay_buffer_class = self.replay_buffer_class or FrameReplayBuffer
         made = self.replay_buffer_class
         if not isinstance(made, type) or not issubclass(made, FrameReplayBuffer):
@@ -196,7 +194,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             self.contrast_optimizer = torch.optim.Adam(own, rate, fused=True)
 
     def set_parameters(self, *arguments: Any, **settings: Any) -> None:
-        with description.readable("these parameters do not fit the agent"):
+        with saved_agent.readable("these parameters do not fit the agent"):
             super().set_parameters(*arguments, **settings)
 
     def set_random_seed(self, seed: int | None = None) -> None:

@@ -24,11 +24,11 @@ from dipole.core.utils.files import disk_refusing, file_hash, remove_scratch, re
 from dipole.core.utils.plain_values import decode, encode
 from dipole.core.utils.received import read_json
 from dipole.core.utils.seeding import rng_state, set_rng_state
-from dipole.rl import description
+from dipole.rl import saved_agent
 from dipole.rl.algorithms import open_agent
 from dipole.rl.arguments import check_integers
 from dipole.rl.callbacks.contrastive import learned_states
-from dipole.rl.envs.running.state import (
+from dipole.rl.envs.running.faults import (
     noise_state,
     require_saved,
     set_noise_state,
@@ -47,7 +47,7 @@ _PARTS = ("agent.zip", "replay.json", "replay.npz", "state.json", "state.npz")
 _NAME = re.compile(r"agent-\d{9,}")
 _REPLAY = re.compile(r"replay-\d+-\d+\.npz")
 _COUNTERS = (
-    *description.COUNTERS, "faults", "ep_info_buffer", "ep_success_buffer", "_last_episode_starts", "_total_timesteps",
+    *saved_agent.COUNTERS, "faults", "ep_info_buffer", "ep_success_buffer", "_last_episode_starts", "_total_timesteps",
 )  # fmt: skip
 Segment = dict[str, Any]
 """A file as the manifest has it: its name, bytes and sha256, and the steps and planes of each environment in it, from
@@ -128,13 +128,13 @@ def restore(agent: PixelAgent, folder: str | Path) -> None:
     """Put a checkpoint back into an agent of the same settings, in place."""
     folder = Path(folder)
     manifest = check(folder)
-    with description.readable(f"the checkpoint {folder} cannot be read"):
-        description.load_weights(agent, folder / "agent.zip")
+    with saved_agent.readable(f"the checkpoint {folder} cannot be read"):
+        saved_agent.load_weights(agent, folder / "agent.zip")
     _restore_state(agent, folder, manifest)
 
 
 def _restore_state(agent: PixelAgent, folder: Path, manifest: dict[str, Any]) -> None:
-    with description.readable(f"the checkpoint {folder} cannot be read"):
+    with saved_agent.readable(f"the checkpoint {folder} cannot be read"):
         agent.replay_buffer.load_counters(read_plain(folder, "replay"))
         read_replay(folder, agent.replay_buffer, manifest["replay"])
         state = read_plain(folder, "state")

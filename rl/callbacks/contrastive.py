@@ -29,10 +29,10 @@ from dipole.core.utils.memory import check_fits
 from dipole.core.utils.seeding import isolated
 from dipole.core.utils.transfer import to_device
 from dipole.rl.arguments import check_integers, check_number
-from dipole.rl.augmentation import SHIFT, shift, shown
 from dipole.rl.contrast import given_composite, largest, require_unlabelled, rollouts_left, twins
 from dipole.rl.envs.running.validate import image_keys, stack
 from dipole.rl.inputs import require_stored_as_seen
+from dipole.rl.sampling import SHIFT, shift, shown
 from dipole.rl.seen import parts
 
 Seen = Tensor | dict[str, Tensor]

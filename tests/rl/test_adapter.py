@@ -17,8 +17,7 @@ from dipole.core.train.run import Run, RunInterruptedError, train
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.plugins import shipped
 from dipole.rl import DotEnv
-from dipole.rl.adapter import RLAdapter
-from dipole.rl.config import RLConfig
+from dipole.rl.adapter import RLAdapter, RLConfig
 from dipole.rl.envs import registry
 from dipole.rl.envs.suite import tasks
 from dipole.rl.episodes.history import SCORES

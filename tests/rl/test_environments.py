@@ -18,7 +18,7 @@ from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import train
 from dipole.core.utils.errors import ConfigError, DipoleError, RegistryError
 from dipole.rl import ControlEnv, DotEnv, environment, envs, make_env
-from dipole.rl.config import RLConfig
+from dipole.rl.adapter import RLConfig
 from dipole.rl.envs import registry
 from dipole.rl.envs.suite import rendering, tasks
 from dipole.rl.envs.suite.rendering import INSTALL, PACKAGES, RenderingError, choose_backend, import_suite, osmesa_works

@@ -19,10 +19,10 @@ from dipole.core.train.run_folder import RunFolder
 from dipole.core.utils.errors import CheckpointError, ConfigError
 from dipole.rl import ContrastiveSAC, DotEnv, make_env
 from dipole.rl.algorithms import open_agent
-from dipole.rl.description import FILE
 from dipole.rl.episodes.play import evaluate
 from dipole.rl.episodes.trial import trial
 from dipole.rl.export import name_of
+from dipole.rl.saved_agent import FILE
 from tests.rl.conftest import QUICK, without_dipole
 from tests.runs import refused
 

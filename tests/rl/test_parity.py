@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dipole.rl import ContrastiveDrQ, make_env
-from dipole.rl.augmentation import shift, shift_bilinear
-from dipole.rl.sampling import FrameBatch
+from dipole.rl.sampling import FrameBatch, shift, shift_bilinear
 from dipole.rl.settings import CURL_OBJECTIVE
 from tests.rl.conftest import tiny
 

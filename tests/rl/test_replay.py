@@ -13,8 +13,8 @@ from gymnasium import spaces
 
 from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.rl import frames, replay
-from dipole.rl.augmentation import Centre, Crop, Custom, Shift, choose, shift
 from dipole.rl.replay import FrameReplayBuffer
+from dipole.rl.sampling import Centre, Crop, Custom, Shift, choose, shift
 from tests.runs import refused
 
 SIZE = 12

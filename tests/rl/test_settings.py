@@ -15,8 +15,8 @@ from torch import nn
 from dipole.core.train.recipe import load_recipe, resolve
 from dipole.core.utils.errors import CheckpointError, ConfigError
 from dipole.rl import CheckpointCallback, ContrastiveDrQ, ContrastiveSAC, DotEnv, make_env, resume, snapshots
+from dipole.rl.adapter import RLConfig
 from dipole.rl.algorithms import open_agent
-from dipole.rl.config import RLConfig
 from dipole.rl.export import save_plain
 from dipole.rl.sampling import FrameBatch
 from dipole.rl.sb3_names import read_zoo
