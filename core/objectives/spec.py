@@ -208,9 +208,14 @@ def numbered(names: Sequence[str]) -> list[str]:
 LARGEST_INTEGER = 2**53  # largest integer option. Larger integers are not exact as floats
 
 
+def _has_room(number: float) -> bool:
+    """Return whether float32 has room for what is computed from a number and from its reciprocal."""
+    return number == 0 or 1e-30 <= abs(number) <= 1e30
+
+
 @dataclass(frozen=True)
 class Range:
-    """Bounds of a numeric option, as in `Annotated[float, Range(above=0)]`. Infinity is never allowed.
+    """Bounds of a numeric option, as in `Annotated[float, Range(above=0)]`. 0 and sizes of 1e-30 to 1e30 are allowed.
 
     You may combine bounds. None means no bound. An objective raises `OptionError` for a number outside the bounds.
 
@@ -237,7 +242,7 @@ class Range:
             and (self.at_least is None or value >= self.at_least)
             and (self.below is None or value < self.below)
             and (self.at_most is None or value <= self.at_most)
-            and value not in (float("inf"), float("-inf"))
+            and _has_room(value)
         )
 
     def __str__(self) -> str:
@@ -335,6 +340,8 @@ class Option:
             if exact and allowed and type(number) in self.kinds and number == number:
                 return number
         limit, hint = "", ""
+        if isinstance(value, float) and float in self.kinds and not _has_room(value):
+            limit = ", of a size from 1e-30 to 1e30"
         if isinstance(value, Integral) and float not in self.kinds and abs(int(value)) > LARGEST_INTEGER:
             limit = f", up to {LARGEST_INTEGER}"
         if self.choices and not self.kinds:
