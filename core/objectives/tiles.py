@@ -75,12 +75,7 @@ def tiled(problem: MatrixPass, side: int | None = None) -> tuple[Tensor, ...]:
     """Return (sums (N, A), shifts (S, A), indices (A,) ...), with gradient. `side` is that of a tile."""
     if side is None:
         side = TILE if problem.x.device.type == "cpu" else 8 * TILE
-    numbers = range(len(problem.statistics))
-    terms = list(map(_Summand, problem.statistics, numbers, problem.slots, problem.running))
-    tiling = _Tiling(problem.excluded, problem.symmetric, side)
-    found: tuple[Tensor, ...] = _Tiles.apply(  # type: ignore[no-untyped-call]
-        problem.x, problem.y, tiling, terms, problem.extremes
-    )
+    found: tuple[Tensor, ...] = _Tiles.apply(problem.x, problem.y, problem, side)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -122,32 +117,24 @@ class _Tile:
         return values.masked_fill_(self.excluded, fill)
 
 
-@dataclass(frozen=True)
-class _Tiling:
-    """How a matrix is cut into tiles. A tile (I, J) of a symmetric one serves the rows of I and of J."""
-
-    excluded: Tensor
-    symmetric: bool
-    side: int
-
-    def tiles(self, x: Tensor, y: Tensor) -> Iterator[_Tile]:
-        """Yield the tiles of x y^T, row by row."""
-        on_cpu = x.device.type == "cpu"
-        for top in range(0, len(x), self.side):
-            rows = slice(top, min(top + self.side, len(x)))
-            excluded = self.excluded[rows]
-            # Form masks only where needed: 13 % of a step at B = 4096 on a CPU. An accelerator would have to wait.
-            touched = set(excluded.div(self.side, rounding_mode="floor").unique().tolist()) if on_cpu else None
-            for left in range(top if self.symmetric else 0, len(y), self.side):
-                columns = slice(left, min(left + self.side, len(y)))
-                s = x[rows] @ y[columns].T
-                mask = None
-                if touched is None or left // self.side in touched:
-                    mask = mask_of(excluded - left, s.shape[1])
-                sides: tuple[_Side, ...] = (_Side(rows, 1),)
-                if self.symmetric and left > top:
-                    sides = (_Side(rows, 1), _Side(columns, 0))
-                yield _Tile(rows, columns, s, mask, sides)
+def _tiles(problem: MatrixPass, side: int, x: Tensor, y: Tensor) -> Iterator[_Tile]:
+    """Yield the tiles of x y^T, row by row. A tile (I, J) of a symmetric matrix serves the rows of I and of J."""
+    on_cpu = x.device.type == "cpu"
+    for top in range(0, len(x), side):
+        rows = slice(top, min(top + side, len(x)))
+        excluded = problem.excluded[rows]
+        # Form masks only where needed: 13 % of a step at B = 4096 on a CPU. An accelerator would have to wait.
+        touched = set(excluded.div(side, rounding_mode="floor").unique().tolist()) if on_cpu else None
+        for left in range(top if problem.symmetric else 0, len(y), side):
+            columns = slice(left, min(left + side, len(y)))
+            s = x[rows] @ y[columns].T
+            mask = None
+            if touched is None or left // side in touched:
+                mask = mask_of(excluded - left, s.shape[1])
+            sides: tuple[_Side, ...] = (_Side(rows, 1),)
+            if problem.symmetric and left > top:
+                sides = (_Side(rows, 1), _Side(columns, 0))
+            yield _Tile(rows, columns, s, mask, sides)
 
 
 @dataclass(frozen=True)
@@ -178,25 +165,20 @@ class _Summand:
     def add(self, tile: _Tile, sums: Tensor, shifts: Tensor) -> None:
         """Add the parts of a tile to the sums (N, A)."""
         for sides in self.groups(tile):
-            if self.running:
-                self._raise_shift(tile, sides[0], sums, shifts)
-            e = self.exp(tile, sides[0], shifts)
+            side, scale = sides[0], self.statistic.scale
+            if self.running and scale is not None:
+                exponent = tile.replace_excluded_(scale * tile.s, -math.inf)
+                old = shifts[self.number, side.rows]
+                new = torch.maximum(old, exponent.amax(side.axis))
+                sums[self.slots, side.rows] *= (old - new).exp()
+                shifts[self.number, side.rows] = new
+                e: Tensor | None = exp_below(exponent.sub_(new.unsqueeze(side.axis)))
+            else:
+                e = self.exp(tile, side, shifts)
             for total, part in zip(sums[self.slots], as_tuple(self.statistic.parts(tile.s, e)), strict=True):
                 part = part if part is e else tile.replace_excluded(part, 0.0)
                 for side in sides:
                     total[side.rows] += part.sum(side.axis)
-
-    def _raise_shift(self, tile: _Tile, side: _Side, sums: Tensor, shifts: Tensor) -> None:
-        scale = self.statistic.scale
-        assert scale is not None
-        if isinstance(scale, Tensor) or scale > 0:  # learned scales are positive
-            top = scale * tile.replace_excluded(tile.s, -math.inf).amax(side.axis)
-        else:
-            top = scale * tile.replace_excluded(tile.s, math.inf).amin(side.axis)
-        old = shifts[self.number, side.rows]
-        new = torch.maximum(old, top)
-        sums[self.slots, side.rows] *= (old - new).exp()
-        shifts[self.number, side.rows] = new
 
     def slopes(self, tile: _Tile, grad: Tensor, shifts: Tensor, mirrored: bool) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield slopes (R, T) and their weights, (R, 1), (1, T) or (R, T). `grad` (N, A) is that of the sums.
@@ -223,27 +205,27 @@ class _Tiles(torch.autograd.Function):
     """(sums (N, A), shifts (S, A), indices (A,) ...). The shifts are constants of the caller's formula."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, y: Tensor, tiling: _Tiling, terms: list[_Summand], extremes: Sequence[Extreme]
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, x: Tensor, y: Tensor, problem: MatrixPass, side: int) -> tuple[Tensor, ...]:
+        numbers = range(len(problem.statistics))
+        terms = list(map(_Summand, problem.statistics, numbers, problem.slots, problem.running))
         sums = x.new_zeros(terms[-1].slots.stop if terms else 0, len(x))
         shifts = x.new_zeros(len(terms), len(x))
         for term in terms:
             if term.running:
                 shifts[term.number] = LOWEST
-        best = [x.new_full((len(x),), -math.inf) for _ in extremes]
-        where = [torch.full((len(x),), -1, device=x.device) for _ in extremes]
+        best = [x.new_full((len(x),), -math.inf) for _ in problem.extremes]
+        where = [torch.full((len(x),), -1, device=x.device) for _ in problem.extremes]
         kinds = 1 + len({t.statistic.scale for t in terms if t.statistic.scale is not None and not t.running})
-        size = kinds * len(x) * len(y) * x.element_size() // (2 if tiling.symmetric else 1)
+        size = kinds * len(x) * len(y) * x.element_size() // (2 if problem.symmetric else 1)
         kept: list[_Tile] = []
-        for tile in tiling.tiles(x, y):
+        for tile in _tiles(problem, side, x, y):
             for term in terms:
                 term.add(tile, sums, shifts)
-            for extreme, value, index in zip(extremes, best, where, strict=True):
+            for extreme, value, index in zip(problem.extremes, best, where, strict=True):
                 _add_extreme(extreme, tile, value, index)
             if size <= CACHE_BYTES:
                 kept.append(tile)
-        ctx.tiling, ctx.terms, ctx.kept = tiling, terms, kept
+        ctx.problem, ctx.side, ctx.terms, ctx.kept = problem, side, terms, kept
         ctx.save_for_backward(x, y, shifts)
         ctx.mark_non_differentiable(shifts, *where)
         return sums, shifts, *where
@@ -255,11 +237,11 @@ class _Tiles(torch.autograd.Function):
         x, y, shifts = ctx.saved_tensors
         # Kept tiles are released here. A second pass through the same graph forms them again.
         kept, ctx.kept = ctx.kept, []
-        symmetric = ctx.tiling.symmetric
+        symmetric = ctx.problem.symmetric
         dx = torch.zeros_like(x)
         dy = torch.zeros_like(y) if ctx.needs_input_grad[1] and not symmetric else None
         running = any(term.running for term in ctx.terms)
-        for tile in kept or ctx.tiling.tiles(x, y):
+        for tile in kept or _tiles(ctx.problem, ctx.side, x, y):
             # On the diagonal of a symmetric matrix one product serves (i, j) and (j, i).
             diagonal = symmetric and len(tile.sides) == 1
             total = _slope_of(tile, ctx.terms, grad, shifts, diagonal and not running)
@@ -270,7 +252,7 @@ class _Tiles(torch.autograd.Function):
             other = dx if symmetric else dy
             if other is not None:
                 other[tile.columns].addmm_(total.T, x[tile.rows])
-        return dx, dy, None, None, None
+        return dx, dy, None, None
 
 
 def _slope_of(tile: _Tile, terms: Sequence[_Summand], grad: Tensor, shifts: Tensor, mirrored: bool) -> Tensor:
@@ -285,7 +267,7 @@ def _slope_of(tile: _Tile, terms: Sequence[_Summand], grad: Tensor, shifts: Tens
 
 def _add_extreme(extreme: Extreme, tile: _Tile, best: Tensor, where: Tensor) -> None:
     """Update the best value (A,) and its column (A,) of the rows that a tile serves."""
-    values = tile.replace_excluded(extreme.sign * tile.s, -math.inf)
+    values = tile.replace_excluded_(extreme.sign * tile.s, -math.inf)
     for side in tile.sides:
         top, place = values.max(side.axis)
         first = (tile.columns if side.axis else tile.rows).start
