@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from dipole.core.conformance.fake_device import DEVICE, Accelerator, Elsewhere
+from dipole.core.conformance.modes import DEVICE, Accelerator, Elsewhere
 
 ELSEWHERE = DEVICE
 

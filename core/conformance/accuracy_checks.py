@@ -31,7 +31,7 @@ from dipole.core.conformance.checks import (
     value_error,
 )
 from dipole.core.conformance.layouts import Leaves, hard_pairs
-from dipole.core.conformance.stops import Stops
+from dipole.core.conformance.modes import Stops
 from dipole.core.conformance.subjects import LossAndGradients, Subject, parameters_of
 from dipole.core.objectives import engine
 from dipole.core.utils.errors import DipoleError

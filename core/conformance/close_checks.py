@@ -26,9 +26,8 @@ from dipole.core.conformance.checks import (
     gradient_error,
     relative,
 )
-from dipole.core.conformance.cost import OperationCounter
 from dipole.core.conformance.layouts import WIDTH, Layout, Leaves, long_queue
-from dipole.core.conformance.stops import Stops
+from dipole.core.conformance.modes import OperationCounter, Stops
 from dipole.core.conformance.subjects import LossAndGradients, Subject
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.errors import DipoleError

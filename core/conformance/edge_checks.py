@@ -33,9 +33,8 @@ from dipole.core.conformance.checks import (
     relative,
     value_error,
 )
-from dipole.core.conformance.cost import OperationCounter, cubic_share
-from dipole.core.conformance.fake_device import Accelerator, Elsewhere, WrongDeviceError
 from dipole.core.conformance.layouts import Layout, Leaves, long_queue
+from dipole.core.conformance.modes import Accelerator, Elsewhere, OperationCounter, WrongDeviceError, cubic_share
 from dipole.core.conformance.ranks import Case, on_two_ranks
 from dipole.core.conformance.subjects import LossAndGradients, Subject
 from dipole.core.objectives.pairs import Pairs

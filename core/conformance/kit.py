@@ -21,8 +21,7 @@ from typing import Any
 
 from dipole.core.conformance import accuracy_checks, call_checks, close_checks, edge_checks  # noqa: F401, they fill the table
 from dipole.core.conformance.checks import CHECKS as CHECKS
-from dipole.core.conformance.checks import Check, Skipped
-from dipole.core.conformance.report import CheckReport, run
+from dipole.core.conformance.checks import Check, CheckReport, Skipped, run
 from dipole.core.conformance.subjects import (
     ANY,
     UNDECLARED,

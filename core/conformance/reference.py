@@ -32,11 +32,15 @@ from dipole.core.conformance.case import (
     total,
     unit,
 )
-from dipole.core.conformance.reference_no_negatives import barlow_twins, regression, sinkhorn, swav, vicreg
-from dipole.core.conformance.reference_regularizers import (
+from dipole.core.conformance.reference_no_negatives import (
+    barlow_twins,
     distance_polarization,
     low_dimensional_reconstruction,
+    regression,
     singular_values,
+    sinkhorn,
+    swav,
+    vicreg,
 )
 
 __all__ = [

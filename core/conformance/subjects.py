@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from dipole.core.conformance.layouts import CLASSES, LAYOUTS, VIEWS, WIDTH, Layout, Leaves, in_order
+from dipole.core.conformance.modes import set_back
 from dipole.core.conformance.reference import REFERENCES, Case
-from dipole.core.conformance.stops import set_back
 from dipole.core.objectives.objective import Composite, Objective, Outcome, objective
 from dipole.core.objectives.registry import registry
 from dipole.core.objectives.spec import Term, options_of, parse

@@ -12,7 +12,7 @@ import dipole
 from dipole import Objective, SpecError
 from dipole.core.cli import main
 from dipole.core.conformance.kit import check_objective, chosen
-from dipole.core.conformance.stops import set_back
+from dipole.core.conformance.modes import set_back
 
 GRADIENT = ["gradient exists", "gradcheck", "permutation", "determinism", "size"]
 

@@ -10,11 +10,14 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 from pkgutil import resolve_name
+from statistics import median
+from typing import Any
 
 from packaging.requirements import Requirement
 
@@ -30,6 +33,8 @@ from dipole.core.utils.files import why
 from dipole.core.utils.machine import processor_facts, processors
 from dipole.core.utils.plugins import GROUPS, SWITCH, distribution, is_ours, points, switched_off
 from dipole.core.utils.text import counted
+
+WIDTH = 128  # of the rows with which the engine is timed
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
@@ -134,19 +139,50 @@ def _bfloat16() -> Finding:
 
 
 def _engine() -> Finding:
-    """Report the engine of the objectives, its self-check and its speed."""
-    from dipole.core.objectives import engine, pace
+    """Report the engine of the objectives, its self-check and the time of a forward and backward pass."""
+    import torch
+
+    from dipole.core.objectives import engine
 
     try:
-        measured = pace.measure()
+        device = engine.usual_device()
+        against = engine.reason_against(device)
+        interpreted = not against and engine.interpreter()
+        rows = 1024 if device.type == "cpu" else 16384
+        if interpreted:
+            rows = 64
+        noted, served = len(engine.failures()), engine.served()
+        passes = [_pass(rows, device) for _ in range(2 if interpreted else 4)]
     except DipoleError as error:
         what, _, fix = str(error).partition(": ")
         return Finding("engine", "missing", what, fix or what)
-    detail = f"{measured.engine}, {measured.rows} rows x {measured.width} take {measured.milliseconds:.3g} ms"
-    if measured.failures:
+    took = f"{rows} rows x {WIDTH} take {median(passes[1:]) * 1e3:.3g} ms"
+    if not against and engine.served() > served:
+        how = "interpreted on the processor" if interpreted else f"on {torch.cuda.get_device_name(device)}"
+        return Finding("engine", "ok", f"triton {version('triton')}, {how}, {took}, self-check ok")
+    failures = "; ".join(engine.failures()[noted:])
+    detail = f"eager tiles ({failures or against}), {took}"
+    if failures:
         fix = f"Report it. Tiles are used instead. {engine.VARIABLE}=eager silences the warning."
-        return Finding("engine", "missing", f"{detail}, self-check of kernels: {measured.failures}", fix)
-    return Finding("engine", "ok", f"{detail}, {measured.check}")
+        return Finding("engine", "missing", f"{detail}, self-check of kernels: {failures}", fix)
+    return Finding("engine", "ok", f"{detail}, nothing to check")
+
+
+def _pass(rows: int, device: Any) -> float:
+    """Return the seconds of the row statistics of random unit vectors, forward and backward."""
+    import torch
+
+    from dipole.core.objectives import engine
+    from dipole.core.objectives.pairs import Pairs
+    from dipole.core.objectives.statistics import LogSumExp
+
+    x = torch.nn.functional.normalize(torch.randn(rows, WIDTH, device=device), dim=1).requires_grad_()
+    pairs, wanted = Pairs.of_points(x), LogSumExp(2.0)
+    start = time.perf_counter()
+    engine.statistics_of(pairs, x, x, [wanted], 1.0)[wanted].sum().backward()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
 
 
 def _packages() -> Iterator[Finding]:

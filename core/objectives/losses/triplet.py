@@ -5,10 +5,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from dipole.core.objectives.objective import Objective, Rows
-from dipole.core.objectives.registry import register
-from dipole.core.objectives.spec import Range
-from dipole.core.objectives.statistics import AnyStatistic, Extreme, Sum
+from dipole import AnyStatistic, Extreme, Objective, Range, Rows, Sum, register
 
 
 @register(

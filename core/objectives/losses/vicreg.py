@@ -5,12 +5,9 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from dipole.core.objectives.objective import Objective, Rows
+from dipole import Objective, Pairs, Range, Rows, full_precision, register
 from dipole.core.objectives.pair_data import NO_VIEW
-from dipole.core.objectives.pairs import Pairs
-from dipole.core.objectives.registry import register
-from dipole.core.objectives.similarity import full_precision
-from dipole.core.objectives.spec import Former, Range
+from dipole.core.objectives.spec import Former
 
 Weight = Range(at_least=0)
 

@@ -1,4 +1,4 @@
-"""Gradients that a loss stops on purpose, and the state that its calls change."""
+"""Modes in which the kit calls a loss: stopped gradients held still, work counted, another device simulated."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
+_aten = torch.ops.aten
 _DATA: Any = Tensor.data  # a property
 _STOPS = {Tensor.detach, torch.detach, _DATA.__get__, Tensor.item, Tensor.tolist, Tensor.__float__}
 
@@ -108,3 +110,98 @@ def _kept_value(value: Any) -> Any:
         return copy.deepcopy(value)
     except Exception:  # what cannot be copied is no number that a loss keeps
         return value
+
+
+_PRODUCTS = (_aten.mm, _aten.bmm, _aten.addmm, _aten.baddbmm)
+
+
+class OperationCounter(TorchDispatchMode):
+    """Count inside the block the numbers of new tensors and the multiplications of products, and the largest tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        old = {each.untyped_storage().data_ptr() for each in given}
+        for each in tree_leaves(out):
+            if isinstance(each, Tensor) and each.untyped_storage().data_ptr() not in old:
+                self.total += each.numel()
+                self.largest = max(self.largest, each.numel())
+                if func.overloadpacket in _PRODUCTS:
+                    self.total += each.numel() * given[-1].shape[-2]
+        return out
+
+
+def cubic_share(sizes: tuple[int, ...], counts: list[int]) -> float:
+    """Fit a cubic through the counts of four sizes, and return the share of its third power at the largest."""
+    n = torch.tensor(sizes, dtype=torch.float64) / max(sizes)
+    powers = torch.linalg.solve(n.unsqueeze(1) ** torch.arange(4), torch.tensor(counts, dtype=torch.float64))
+    return float(powers[3] / counts[-1])
+
+
+DEVICE = torch.device("meta")  # the one that needs no hardware and knows autograd
+# Operations in which an accelerator takes tensors of the processor: copies, and lists of indices.
+_MIXED = (_aten.copy_, _aten._to_copy, _aten.index, _aten.index_put_, _aten.index_put, _aten._index_put_impl_)
+
+
+class WrongDeviceError(RuntimeError):
+    """An operation got tensors of two devices."""
+
+
+class Elsewhere(Tensor):
+    """A tensor that reports another device."""
+
+    held: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> Elsewhere:
+        made: Elsewhere = torch.Tensor._make_wrapper_subclass(
+            cls,
+            held.shape,
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            device=DEVICE,
+        )
+        made.held = held
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return _run(func, args, kwargs or {})
+
+
+class Accelerator(TorchDispatchMode):
+    """Inside the block, tensors can be created on the stand-in's device."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(func, args, kwargs or {})
+
+
+def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+    away = [each for each in given if isinstance(each, Elsewhere)]
+    here = [each for each in given if not isinstance(each, Elsewhere) and each.ndim]
+    if away and here and func.overloadpacket not in _MIXED:
+        raise WrongDeviceError(f"{func.overloadpacket.__name__} takes a tensor {tuple(here[0].shape)} of the processor")
+    asked = kwargs.get("device")
+    goes = bool(away) if asked is None else torch.device(asked) == DEVICE
+    if func.overloadpacket is _aten.copy_:
+        goes = isinstance(args[0], Elsewhere)
+    plain_args, plain = tree_map_only(Elsewhere, lambda each: each.held, (args, kwargs))
+    if asked is not None:
+        plain = plain | {"device": torch.device("cpu")}
+    out = func(*plain_args, **plain)
+    if not goes:
+        return out
+    known = {id(each.held): each for each in away}
+    return tree_map(lambda each: known.get(id(each), Elsewhere(each)) if isinstance(each, Tensor) else each, out)
