@@ -59,6 +59,7 @@ class TextAdapter(Adapter):
     module: SentenceModel
     tokens: Tokens
     pairs: PairKind
+    positions: int | None  # most tokens that the transformer can read. None: no limit
     _artifacts: Artifacts | None = None
     _folder: FolderSettings | None = None  # of sentence-transformers
     _noticed: Sequence[str] = ()
@@ -74,6 +75,7 @@ class TextAdapter(Adapter):
             documents = evaluation.labelled_documents(config.labelled, config.column)
             evaluation.check_parts(documents, config.labelled)
         _check_tasks(config)
+        self.positions = positions_of(config)
         self._folder = folder_settings(config.transformer)
         tokens = None
         if config.tokenizer != "words":
@@ -113,7 +115,7 @@ class TextAdapter(Adapter):
         if "folder" in artifacts.values:
             self._folder = FolderSettings(**artifacts.values["folder"])
             self.tokens = replace(self._folder, lower=False).applied(self.tokens)  # the saved one lower-cases
-        self.embedding_dim = self.module.width
+        self.embedding_dim, self.positions = self.module.width, limit_of(self.module)
         self.steps_per_epoch = artifacts.values["steps_per_epoch"]
         for line in self._cut_short():
             warn(line)
@@ -185,18 +187,10 @@ class TextAdapter(Adapter):
 
     # Training --------------------------------------------------------------------------------------------------------
 
-    @cached_property
-    def positions(self) -> int | None:
-        """Most tokens that the transformer can read. None: no limit."""
-        if self._artifacts is not None:
-            return limit_of(self.module)
-        return positions_of(self.config)
-
     @property
     def _max_length(self) -> int:
-        if self.positions is None:
-            return self.config.max_length
-        return min(self.config.max_length, self.positions)
+        longest = self.config.max_length
+        return min(longest, self.positions or longest)
 
     def _cut_short(self) -> list[str]:
         """Return a note if sentences are cut before text.max_length."""

@@ -47,8 +47,7 @@ def save_artifacts(
     tail = next((part for part in module.modules() if isinstance(part, Pooled)), None)
     behind = None
     if tail is not None:
-        behind = {"pooling": list(tail.pooling), "layers": list(tail.described_layers)}
-        behind["similarity"] = tail.similarity
+        behind = {"pooling": tail.pooling, "layers": tail.described_layers, "similarity": tail.similarity}
     text = json.dumps({"data": settings, "fixed": fixed, "behind": behind, **values}, indent=1)
     (folder / "text.json").write_text(text + "\n")
     used, places = np.unique(np.concatenate([probes.train, probes.test]), return_inverse=True)
@@ -79,7 +78,6 @@ class Artifacts:
 
     @contextmanager
     def _damage(self) -> Iterator[None]:
-        """Report a damaged file."""
         try:
             yield
         except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
@@ -113,7 +111,6 @@ class Artifacts:
         return json.loads(json.dumps(asked)) == saved and not (config.classifiers or config.losses)
 
     def probes(self, config: TextSettings) -> Probes:
-        """Load the sentences of evaluation."""
         with self._damage(), np.load(self.folder / "probes.npz") as file:
             found = dict(file)
         sentences = Sentences(*(found[name] for name in ARRAYS))

@@ -71,7 +71,6 @@ def _is_large(config: TextSettings) -> bool:
 
 
 def _files(config: TextSettings) -> list[Path]:
-    """List the files of a local corpus."""
     path = Path(config.corpus)
     if config.corpus == "pydoc" or config.corpus.startswith("hub:"):
         return []
@@ -153,7 +152,6 @@ def quiet(datasets: Any) -> Iterator[None]:
 
 
 def hash_of(*arrays: np.ndarray) -> str:
-    """Return a content hash of arrays."""
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(np.ascontiguousarray(array).data)

@@ -192,7 +192,6 @@ class TextSettings(Settings):
         return self
 
     def _pair_problems(self) -> list[str]:
-        """Return problems of views and columns."""
         problems = []
         if self.pairs == "views":
             if self.sides == 2:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -252,12 +251,8 @@ class ContrastiveLoss(nn.Module):
 
     def get_config_dict(self) -> dict[str, Any]:
         """The arguments, for model cards."""
-        return {
-            "objective": str(self.objective),
-            "gather_across_devices": self.gather_across_devices,
-            "directions": self.directions,
-            "partition_mode": self.partition_mode,
-        }
+        names = ("gather_across_devices", "directions", "partition_mode")
+        return {"objective": str(self.objective), **{name: getattr(self, name) for name in names}}
 
     @property
     def citation(self) -> str:
@@ -429,47 +424,42 @@ def related_columns(
     """Pair the columns (B, d) of a batch. Floating-point labels are ignored if there are two columns or more."""
     batch = len(embeddings[0])
     if labels is not None and len(embeddings) == 1:
-        labels = class_numbers(labels, batch)
+        if labels.shape != (batch,):
+            shape = tuple(labels.shape)
+            raise PairsError(f"labels must be one class number for each of {batch} sentences, got {shape}.")
+        if labels.is_floating_point() and not bool(((labels == labels.round()) & (labels.abs() < LARGEST)).all()):
+            raise PairsError(
+                "labels are scores, not classes: one column of text needs a column 'label' of whole numbers. "
+                "For pairs with scores take two columns and a loss such as CoSENTLoss."
+            )
+        labels = labels.long()  # a column of integers with gaps in it is read as floats
     elif labels is not None and (labels.shape != (batch,) or labels.is_floating_point()):
         labels = None
-    if len({each.shape for each in embeddings}) != 1:
-        raise PairsError(
-            f"columns must be alike, (B, d) each, got {', '.join(str(tuple(e.shape)) for e in embeddings)}."
-        )
+    shapes = [str(tuple(each.shape)) for each in embeddings]
+    if len(set(shapes)) > 1:
+        raise PairsError(f"columns must be alike, (B, d) each, got {', '.join(shapes)}.")
     if len(embeddings) == 1 and labels is None:
         raise PairsError(
             "one column of text and no labels: an objective needs (anchor, positive), (anchor, positive, negative_1, "
             "...), or one column and a column 'label' of class numbers. For two dropout masks of each sentence give "
             "its column twice."
         )
-    rows = {f"column{number}": each for number, each in enumerate(embeddings)} | {"labels": labels}
-    if len(embeddings) == 1:
-        return EncodedBatch(rows, lambda rows: Pairs.from_labels(rows["column0"], rows["labels"]))
-    return EncodedBatch(rows, partial(_of_columns, count=len(embeddings), directions=frozenset(directions)))
 
+    def paired(rows: dict[str, Tensor]) -> Pairs | tuple[Pairs, ...]:
+        anchor, *others = (rows[f"column{number}"] for number in range(len(embeddings)))
+        if not others:
+            return Pairs.from_labels(anchor, rows["labels"])
+        positive, *hard = others
+        classes = rows.get("labels")
+        pairs = Pairs.from_columns(anchor, positive, hard, classes)
+        if "query_to_query" in directions:
+            pairs = pairs.with_intra_batch()
+        if "doc_to_query" in directions:
+            return pairs, Pairs.from_columns(positive, anchor, labels=classes)
+        return pairs
 
-def class_numbers(labels: Tensor, batch: int) -> Tensor:
-    """Return labels as whole numbers (B,). A column of integers with gaps in it is read as floats."""
-    if labels.shape != (batch,):
-        raise PairsError(f"labels must be one class number for each of {batch} sentences, got {tuple(labels.shape)}.")
-    if labels.is_floating_point() and not bool(((labels == labels.round()) & (labels.abs() < LARGEST)).all()):
-        raise PairsError(
-            "labels are scores, not classes: one column of text needs a column 'label' of whole numbers. "
-            "For pairs with scores take two columns and a loss such as CoSENTLoss."
-        )
-    return labels.long()
-
-
-def _of_columns(rows: dict[str, Tensor], count: int, directions: frozenset[str]) -> Pairs | tuple[Pairs, ...]:
-    anchor, positive = rows["column0"], rows["column1"]
-    hard = [rows[f"column{number}"] for number in range(2, count)]
-    classes = rows.get("labels")
-    pairs = Pairs.from_columns(anchor, positive, hard, classes)
-    if "query_to_query" in directions:
-        pairs = pairs.with_intra_batch()
-    if "doc_to_query" in directions:
-        return pairs, Pairs.from_columns(positive, anchor, labels=classes)
-    return pairs
+    columns = {f"column{number}": each for number, each in enumerate(embeddings)}
+    return EncodedBatch(columns | {"labels": labels}, paired)
 
 
 def _split(model: nn.Module, features: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:

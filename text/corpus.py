@@ -51,16 +51,10 @@ STRAY = 0.005
 MARKS = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 """Byte-order marks of encodings with several bytes a character."""
 BINARY_STARTS = {
-    b"\x1f\x8b": "a gzip file",
-    b"PK\x03\x04": "a zip archive",
-    b"BZh": "a bzip2 file",
-    b"\xfd7zXZ\x00": "an xz file",
-    b"\x28\xb5\x2f\xfd": "a zstandard file",
-    b"\x89PNG": "an image",
-    b"\xff\xd8\xff": "an image",
-    b"%PDF-": "a PDF document",
-    b"PAR1": "a parquet file",
-}
+    b"\x1f\x8b": "a gzip file", b"PK\x03\x04": "a zip archive", b"BZh": "a bzip2 file", b"\xfd7zXZ\x00": "an xz file",
+    b"\x28\xb5\x2f\xfd": "a zstandard file", b"\x89PNG": "an image", b"\xff\xd8\xff": "an image",
+    b"%PDF-": "a PDF document", b"PAR1": "a parquet file",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

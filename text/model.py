@@ -209,37 +209,37 @@ def build_transformer(
             config.rescale_every = 0  # RWKV would change its weights in place when it is evaluated
 
     built = load(place, "input_ids", enlarged)
-    if built.model.config.vocab_size < vocabulary:
+    model, name = built.model, type(built.model).__name__
+    words = model.config.vocab_size
+    if words < vocabulary:
         raise ConfigError(
-            f"text.transformer = {source!r} knows {built.model.config.vocab_size} tokens, the tokenizer has "
-            f"{vocabulary}. Give the tokenizer that belongs to it"
+            f"text.transformer = {source!r} knows {words} tokens, the tokenizer has {vocabulary}. Give the tokenizer "
+            f"that belongs to it"
         )
     try:
         with torch.enable_grad():
-            states = built.model(input_ids=torch.zeros(1, 1, dtype=torch.long)).last_hidden_state
-            built.model.config.hidden_size  # noqa: B018  (T5Gemma's has none)
+            states = model(input_ids=torch.zeros(1, 1, dtype=torch.long)).last_hidden_state
+            model.config.hidden_size  # noqa: B018  (T5Gemma's has none)
     except Exception as error:  # each architecture has its own
         reason = str(error).strip().partition("\n")[0]
         fix = "Give an encoder or a decoder"
-        if getattr(built.model.config, "is_encoder_decoder", False):
+        if getattr(model.config, "is_encoder_decoder", False):
             fix = "Load its encoder with sentence-transformers and train it with dipole.text.ContrastiveLoss"
-        raise place.error(f"{type(built.model).__name__} gives no states for tokens alone ({reason}). {fix}") from error
-    ids = torch.arange(min(LONG, positions(built.model) or LONG))[None] % built.model.config.vocab_size
+        raise place.error(f"{name} gives no states for tokens alone ({reason}). {fix}") from error
+    ids = torch.arange(min(LONG, positions(model) or LONG))[None] % words
     drawn = False  # in evaluation mode, as in Reformer's hashing
     with suppress(Exception):  # too long for this architecture
-        drawn = is_random(built.model, lambda: built.model(input_ids=ids).last_hidden_state)
+        drawn = is_random(model, lambda: model(input_ids=ids).last_hidden_state)
     if drawn:
-        raise place.error(
-            f"{type(built.model).__name__} is random in evaluation mode: one sentence got two different vectors"
-        )
-    fix_unused(built.model, states)
-    fine_tune(built.model, freeze, lora, "text")
-    part = Transformer(built.model, pooling)
+        raise place.error(f"{name} is random in evaluation mode: one sentence got two different vectors")
+    fix_unused(model, states)
+    fine_tune(model, freeze, lora, "text")
+    part = Transformer(model, pooling)
     part.described, part.remarks = built.described(place), tuple(built.remarks(place))
-    if _reads_padding(built.model):
+    if _reads_padding(model):
         part.remarks += (
-            f"text.transformer: {type(built.model).__name__} does not leave out padding: the vector of a sentence "
-            "changes with the longest one of its batch. A model with attention masks, such as BERT, has no such noise",
+            f"text.transformer: {name} does not leave out padding: the vector of a sentence changes with the longest "
+            "one of its batch. A model with attention masks, such as BERT, has no such noise",
         )
     return part
 

@@ -19,26 +19,17 @@ from dipole.core.utils.text import counted, warn
 from dipole.text.cache import Told, hash_of, load_or_build, quiet, read_index, write_index
 from dipole.text.splitting import READER
 
-# Usual names, as `plain_name` compares them: anchor, positive, and negatives, which can have a number (negative_3).
+# Usual names of anchor and positive, as `plain_name` compares them.
 USUAL = (
-    ("anchor", "positive", ("negative",)),
-    ("anchor", "pos", ("neg",)),
-    ("query", "positive", ("negative",)),
-    ("query", "pos", ("neg",)),
-    ("query", "answer", ("negative",)),
-    ("question", "answer", ("negative",)),
-    ("premise", "entailment", ("contradiction",)),
-    ("sent0", "sent1", ("hard_neg",)),
-    ("sentence1", "sentence2", ("negative", "sentence3")),
-    ("text1", "text2", ("negative",)),
-    ("question1", "question2", ("negative",)),
-    ("premise", "hypothesis", ("negative",)),
-    ("sentence_A", "sentence_B", ("negative",)),
-    ("text_a", "text_b", ("negative",)),
-    ("#1 String", "#2 String", ("negative",)),
-    ("query", "passage", ("negative",)),
-    ("query", "document", ("negative",)),
-)
+    ("anchor", "positive"), ("anchor", "pos"), ("query", "positive"), ("query", "pos"), ("query", "answer"),
+    ("question", "answer"), ("premise", "entailment"), ("sent0", "sent1"), ("sentence1", "sentence2"),
+    ("text1", "text2"), ("question1", "question2"), ("premise", "hypothesis"), ("sentence_A", "sentence_B"),
+    ("text_a", "text_b"), ("#1 String", "#2 String"), ("query", "passage"), ("query", "document"),
+)  # fmt: skip
+# Names of negatives beside a positive, which can have a number (negative_3). Others are called "negative".
+NEGATIVES = {
+    "pos": ("neg",), "entailment": ("contradiction",), "sent1": ("hard_neg",), "sentence2": ("negative", "sentence3"),
+}  # fmt: skip
 WRITTEN = re.compile(r"""\[(['"]).*\1\]|b(['"]).*\2""", re.DOTALL)  # Python's lists of texts, and bytes
 TELL_AFTER = 1 << 20  # characters
 SHOWN = 5  # labels that are named in a message
@@ -386,10 +377,11 @@ def _read(
 def _usual(row: dict[str, Any], where: str) -> tuple[str, ...]:
     """Find the columns with usual names: anchor, positive, negatives."""
     plain = {plain_name(name): str(name) for name in row}
-    for anchor, positive, starts in USUAL:
+    for anchor, positive in USUAL:
         used = tuple(plain.get(plain_name(name), "") for name in (anchor, positive))
         if all(used):
-            is_negative = re.compile(rf"(hard_)?({'|'.join(starts)})s?[_-]*\d*", re.IGNORECASE).fullmatch
+            starts = "|".join(NEGATIVES.get(positive, ("negative",)))
+            is_negative = re.compile(rf"(hard_)?({starts})s?[_-]*\d*", re.IGNORECASE).fullmatch
             return (*used, *(name for name in map(str, row) if is_negative(name) and name not in used))
     for name, cell in row.items():
         objects = [cell]
@@ -401,7 +393,8 @@ def _usual(row: dict[str, Any], where: str) -> tuple[str, ...]:
                 f'{where}: the column {name!r} holds {what}. Write their texts as columns, {{"anchor": "...", '
                 f'"positive": "..."}}, or, if they are the rows, that array as the whole file.'
             )
-    known = ", ".join(f"{anchor}/{positive}/{starts[0]}" for anchor, positive, starts in USUAL)
+    triples = [(anchor, positive, NEGATIVES.get(positive, ("negative",))[0]) for anchor, positive in USUAL]
+    known = ", ".join("/".join(names) for names in triples)
     raise DataError(
         f"{where}: no usual names among the columns {', '.join(str(name)[:60] for name in row)}; known are {known}. "
         f"Set text.columns = [anchor, positive, negatives ...]. Add a line of names to a CSV file without one."

@@ -93,7 +93,6 @@ _THAI_BLANK = re.compile(f"(?<=[{THAI}])(?<![{_REPEATS}]) (?=[{THAI}])(?![{_REPE
 
 @cache
 def punkt() -> Any:
-    """Return NLTK's tokenizer for sentences."""
     module = READER.package("nltk.tokenize.punkt")
     parameters = module.PunktParameters()
     parameters.abbrev_types = set(ABBREVIATIONS.split())

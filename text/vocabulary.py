@@ -160,7 +160,6 @@ PROMPT = "dipole_prompt"  # key of CONFIG for the text to put before every sente
 
 
 def _options_beside(path: Path) -> dict[str, Any]:
-    """Read the `OPTIONS` of a tokenizer.json."""
     found: dict[str, Any] = {}
     for file in map(path.with_name, ("special_tokens_map.json", CONFIG)):
         if file.is_file():
@@ -229,7 +228,6 @@ class Tokens:
         return self.index.get(name)
 
     def words(self) -> list[str]:
-        """Return all tokens in the order of their ids."""
         out = [""] * len(self)
         for word, i in self.index.items():
             out[i] = word

@@ -7,10 +7,6 @@ repeat. The least time counts, and the median is kept. Losses are dipole's (with
 tiles), plain PyTorch, the same compiled, and lightly, pytorch-metric-learning and siglip-kernel if they are installed.
 A library that runs out of memory has that as its result. The floor follows from a matrix product and a copy on the same
 device. The most telling measurements come first, and the ones that do not begin within `--minutes` are listed.
-`speed.vision` and `speed.rl` measure training steps, with `--device cuda` too.
-
-The numbers go to `benchmarks/speed/results/` under the device's name, and a table for the docs is printed. `--device
-cpu` measures small sizes on a processor, which only shows that the script runs.
 """
 
 import argparse
@@ -46,15 +42,15 @@ ROWS, WIDTHS = {"cuda": [65536, 16384, 4096], "cpu": [1280, 64]}, {"cuda": [128,
 
 def ranked(cases: Sequence[TimedLoss], device: torch.device, only: str) -> list[tuple[TimedLoss, str]]:
     """Return all measurements, a case and a name in BUILD each, the most telling first."""
-    found: list[tuple[int, TimedLoss, str]] = []
-    for case in cases:
+
+    def rank(measured: tuple[TimedLoss, str]) -> int:
+        case, name = measured
         late = case.loss != cases[0].loss
-        for name in subjects(case, device):
-            if re.search(only, name):
-                # Compiling takes longer than what it is compared with.
-                rank = 2 * (case.dtype != "bf16") + 4 * late + 4 * (late and name.endswith("compiled"))
-                found.append((rank, case, name))
-    return [(case, name) for _, case, name in sorted(found, key=lambda each: each[0])]
+        # Compiling takes longer than what it is compared with.
+        return 2 * (case.dtype != "bf16") + 4 * late + 4 * (late and name.endswith("compiled"))
+
+    found = ((case, name) for case in cases for name in subjects(case, device) if re.search(only, name))
+    return sorted(found, key=rank)
 
 
 def attempt(case: TimedLoss, name: str, device: torch.device) -> dict[str, Any]:
@@ -145,7 +141,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add, dtypes = parser.add_argument, list(DTYPES)
-    add("--device", type=device_of, default="cuda", help="cuda, cuda:1, or cpu for a dry run (default cuda)")
+    add(
+        "--device",
+        type=device_of,
+        default="cuda",
+        help="cuda, cuda:1, or cpu for a dry run (default cuda)",
+    )
     add("--losses", nargs="+", default=LOSSES, metavar="TEXT", help=f"default {', '.join(LOSSES)}")
     add("--rows", nargs="+", type=positive, help="embeddings of both views (default 65536 16384 4096)")
     add("--widths", nargs="+", type=positive, help="of the embeddings (default 128 768)")

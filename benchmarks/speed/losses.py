@@ -9,7 +9,6 @@ they are installed.
 """
 
 import argparse
-import json
 import os
 import re
 import statistics
@@ -24,7 +23,7 @@ import torch
 
 from dipole.benchmarks.speed.subjects import BUILD, TimedLoss, subjects
 from dipole.benchmarks.speed.timing import CPU, RESULTS, SLOW, machine
-from dipole.benchmarks.studies.common import save
+from dipole.benchmarks.studies.common import load, save
 from dipole.core.utils.machine import peak_memory
 
 WIDTH = 128
@@ -119,7 +118,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="measure only subjects that match this regular expression")
     parser.add_argument("--out", type=Path, default=RESULTS / "losses.json")
     options = parser.parse_args()
-    tables = json.loads(options.out.read_text())["tables"] if options.out.exists() else []
+    tables = load(options.out, {"tables": []})["tables"]
     for word in options.threads.split(","):
         threads = os.cpu_count() or 1 if word == "all" else int(word)
         for batch in map(int, options.batches.split(",")):

@@ -8,10 +8,6 @@ subjects alternate; processor time, the median over rounds. An update is the mea
 step. `--peer DIR` is a checkout of MishaLaskin/curl. Its own agent and buffer run unchanged on the processor, with
 stand-ins for two packages (gym, skimage) that they import and hardly use. SB3's SAC with CnnPolicy is measured too.
 With `--device cuda` updates are measured on the GPU, in wall time.
-
-All subjects share one allocator. With `--allocator kept`, the default, freed memory stays with the process. The
-other choice, `system`, is glibc's default: it costs the peer up to half of its time at batch 512
-(`timing.keep_freed_memory`).
 """
 
 import argparse
@@ -200,7 +196,8 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[128, 512])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--allocator", choices=("kept", "system"), default="kept", help="default kept (see above)")
+    allocator = "of all subjects. kept (default): freed memory stays with the process; system: as glibc does"
+    parser.add_argument("--allocator", choices=("kept", "system"), default="kept", help=allocator)
     parser.add_argument("--device", type=torch.device, default="cpu", help="of the updates")
     parser.add_argument("--out", type=Path, default=RESULTS / "rl.json")
     options = parser.parse_args()

@@ -54,27 +54,20 @@ def _matrix(views: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     return z @ z.T, positives, negative
 
 
-def infonce(views: Sequence[Tensor], temperature: float = 0.5) -> Tensor:
-    if len(views) == 2:
+def infonce(views: Sequence[Tensor], temperature: float = 0.5, polarized: float = 0.0) -> Tensor:
+    if len(views) == 2 and not polarized:
         z = F.normalize(torch.cat(list(views)), dim=1)
         logits = (z @ z.T / temperature).fill_diagonal_(-math.inf)
         batch = len(views[0])
         return F.cross_entropy(logits, (torch.arange(2 * batch, device=z.device) + batch) % (2 * batch))
     s, positives, negative = _matrix(views)
     log_sum = torch.where(negative, s / temperature, -math.inf).logsumexp(1, keepdim=True)
-    return F.softplus(log_sum - s.gather(1, positives) / temperature).mean()
-
-
-def polarization(s: Tensor, negative: Tensor) -> Tensor:
+    loss = F.softplus(log_sum - s.gather(1, positives) / temperature).mean()
+    if not polarized:
+        return loss
     distance = (1 - s) / 2
     g = ((distance - 0.1) * (distance - 0.5)).clamp_max(0).abs()
-    return torch.where(negative, g, 0.0).sum(1).mean()
-
-
-def infonce_dp(views: Sequence[Tensor]) -> Tensor:
-    s, positives, negative = _matrix(views)
-    log_sum = torch.where(negative, s / 0.5, -math.inf).logsumexp(1, keepdim=True)
-    return F.softplus(log_sum - s.gather(1, positives) / 0.5).mean() + 0.1 * polarization(s, negative)
+    return loss + polarized * torch.where(negative, g, 0.0).sum(1).mean()
 
 
 def dcl(views: Sequence[Tensor], beta: float = 0.0, rho: float = 0.1, temperature: float = 0.5) -> Tensor:
@@ -136,7 +129,7 @@ def blocks(views: Sequence[Tensor]) -> Tensor:
 DENSE: dict[str, Loss] = {
     "infonce": infonce,
     "infonce(temperature=0.01)": partial(infonce, temperature=0.01),
-    "infonce+dp(reduction=anchor_sum)": infonce_dp,
+    "infonce+dp(reduction=anchor_sum)": partial(infonce, polarized=0.1),
     "dcl": dcl,
     "hcl": partial(dcl, beta=1.0),
     "align_uniform": align_uniform,

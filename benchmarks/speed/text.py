@@ -40,7 +40,7 @@ from dipole.text.sentences import Cut, encode_pieces
 from dipole.text.senteval.probe import classify, pair_features
 from dipole.text.senteval.protocols import ProbeSettings, arranged
 from dipole.text.senteval.tasks import load_task
-from dipole.text.vocabulary import Tokens, load_tokens
+from dipole.text.vocabulary import Tokens
 
 BATCH = 400
 PARTS = ("gru-train", "gru-encode", "transformer-train", "transformer-encode")
@@ -84,9 +84,7 @@ class Text:
 
         tokenizer = BertWordPieceTokenizer(lowercase=False)
         tokenizer.train_from_iterator(self.texts, 20_000, show_progress=False)
-        with tempfile.TemporaryDirectory() as folder:
-            tokenizer.save(f"{folder}/tokenizer.json")
-            tokens = load_tokens(folder)
+        tokens = Tokens(tokenizer._tokenizer)
         torch.manual_seed(0)
         return SentenceModel(small_transformer(len(tokens), 256, 4, 4, "mean"), None), tokens
 

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import torch
 
-from dipole.benchmarks.studies.common import save
+from dipole.benchmarks.studies.common import load, save
 from dipole.core.utils.machine import processor_name
 
 RESULTS = Path(__file__).with_name("results")
@@ -137,8 +137,8 @@ class Results:
     def __init__(self, path: Path | None, setting: Mapping[str, Any]) -> None:
         self.path = path
         self.values: dict[str, Any] = {}
-        if path is not None and path.is_file():
-            self.values = json.loads(path.read_text(encoding="utf-8"))
+        if path is not None:
+            self.values = load(path, {})
         if any(self.values.get(name) != value for name, value in setting.items()):
             self.values = dict(setting)
 

@@ -5,8 +5,7 @@
 
 The study trains every registered objective with its default options, regularizers with InfoNCE. A layout is a way in
 which a domain makes pairs. The data are scikit-learn's digits with random colours, the topics of pydoc, and
-observations of the dot task under uniform actions. Some objectives cannot use a layout: `REFUSED` has their error
-messages.
+observations of the dot task under uniform actions.
 """
 
 import argparse

@@ -46,12 +46,8 @@ def plain(folder, size, max_length, lower, limit):
     flat = [(d, s) for d, text in enumerate(texts) for s in splitting.split_sentences(text)][:limit]
     cut, counts, parts = word_cutter(lower), Counter(), []
     for _, sentence in flat:
-        words = []
-        for place, part in enumerate(sentence.split("<unk>")):  # the sign of the unknown word is one token
-            words += ["<unk>"] if place else []
-            words += cut(part) if part else []
-        parts.append(words)
-        counts.update(word for word in words if word != "<unk>")
+        parts.append(cut(sentence))
+        counts.update(word for word in parts[-1] if word != "<unk>")
     best = sorted(counts, key=lambda word: (-counts[word], word))[:size]
     index = {"<unk>": 0} | {word: number for number, word in enumerate(best, 1)}
     full_stop = [index.get(".", 0)]  # for a sentence without words, such as a blank without width

@@ -50,7 +50,6 @@ class TokenBatch:
         return len(self.order)
 
     def pin_memory(self) -> "TokenBatch":
-        """The same in memory that a CUDA device can fetch while the host goes on."""
         return TokenBatch([chunk.pin_memory() for chunk in self.chunks], self.order.pin_memory())
 
     def to(self, device: torch.device | str) -> "TokenBatch":

@@ -218,7 +218,6 @@ class Pooled(Encoder):
             self.append(each)
 
     def append(self, described: Mapping[str, Any]) -> None:
-        """Add a layer at the end."""
         self.described_layers.append(dict(described))
         self.layers.append(layer(described))
         self.width = int(described.get("out", self.width))

@@ -34,7 +34,6 @@ def parts_scaled(encoder: SentenceEncoder, model: SentenceModel) -> int:
 
 
 def with_code(encoder: SentenceEncoder, model: SentenceModel) -> DipoleSentenceModel:
-    """Wrap the model as one of transformers."""
     config = DipoleSentenceConfig(
         architecture(model), model.output_width, parts_scaled(encoder, model), encoder.tokens.empty, len(encoder.tokens)
     )

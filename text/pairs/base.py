@@ -64,7 +64,6 @@ class PairKind(ABC):
         self.notes: Sequence[str] = ()  # warnings for the user
 
     def order(self, epoch: int, tried: int, count: int) -> np.ndarray:
-        """Return an order of single rows."""
         if self.config.order == "sequential":
             return np.arange(count)
         return self.seed.numpy("data", epoch, "rows", tried).permutation(count)
