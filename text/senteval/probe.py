@@ -18,27 +18,15 @@ TOLERANCE = 1e-3  # of the converged solver: at 2e-3 a tie between values of C c
 Score = Callable[[np.ndarray, np.ndarray], float]
 
 
-@dataclass(frozen=True)
-class Probe:
-    """Accuracies in percent."""
-
-    dev: float  # mean over the problems of the best inner score
-    test: float  # mean test accuracy
-    folds: list[float]  # test accuracy of each problem
-    chosen: list[float]  # regularisation that each problem chose
-    predicted: np.ndarray  # labels of the last test part
-    truth: np.ndarray  # the same
-    unconverged: int = 0  # logistic regressions that did not reach the tolerance
-
-
 @dataclass
-class Solved:
-    """For each problem: the best inner score in percent, the value of the grid that reached it, the test labels."""
+class Probe:
+    """What the problems of a task reached, in their order. Scores are in percent."""
 
-    best: list[float] = field(default_factory=list)
-    chosen: list[float] = field(default_factory=list)
-    tests: list[np.ndarray] = field(default_factory=list)
-    unconverged: int = 0
+    best: list[float] = field(default_factory=list)  # largest inner score
+    chosen: list[float] = field(default_factory=list)  # the value of the grid that reached it
+    predicted: list[np.ndarray] = field(default_factory=list)  # labels of the test part
+    folds: list[float] = field(default_factory=list)  # their accuracy
+    unconverged: int = 0  # logistic regressions that did not reach the tolerance
 
     def choose(self, scores: np.ndarray, grid: list[float]) -> int:
         """Add the first best value of the grid by the mean inner scores (values, folds), rounded as SentEval does."""
@@ -47,6 +35,11 @@ class Solved:
         self.best.append(means[index])
         self.chosen.append(grid[index])
         return index
+
+    def predict(self, labels: np.ndarray, truth: np.ndarray) -> None:
+        """Add the predicted labels of the next problem."""
+        self.predicted.append(labels)
+        self.folds.append(round(100 * accuracy(truth, labels), 2))
 
 
 def classify(task: Task, splits: dict[str, Split], features: dict[str, np.ndarray], settings: ProbeSettings) -> Probe:
@@ -57,17 +50,7 @@ def classify(task: Task, splits: dict[str, Split], features: dict[str, np.ndarra
         settings = replace(settings, classifier=replace(settings.classifier, nhid=0))
     problems = problems_of(task, splits, y, settings)
     solvers = {"senteval-torch": _solve_torch, "senteval-sklearn": _solve_sklearn}
-    solved = solvers.get(settings.protocol, _solve_together)(x, y, problems, task, settings)
-    folds = [round(100 * accuracy(y[p.test], found), 2) for p, found in zip(problems, solved.tests, strict=True)]
-    return Probe(
-        dev=round(float(np.mean(solved.best)), 2),
-        test=round(float(np.mean(folds)), 2),
-        folds=folds,
-        chosen=solved.chosen,
-        predicted=solved.tests[-1],
-        truth=y[problems[-1].test],
-        unconverged=solved.unconverged,
-    )
+    return solvers.get(settings.protocol, _solve_together)(x, y, problems, task, settings)
 
 
 def accuracy(truth: np.ndarray, predicted: np.ndarray) -> float:
@@ -84,7 +67,7 @@ def pair_features(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 def _solve_together(
     x: np.ndarray, y: np.ndarray, problems: list[ProbeProblem], task: Task, settings: ProbeSettings
-) -> Solved:
+) -> Probe:
     """Solve all inner and final problems as columns of one matrix, to convergence."""
     from sklearn.metrics import f1_score
 
@@ -98,20 +81,21 @@ def _solve_together(
     score: Score = accuracy
     if settings.protocol == "skip-thoughts" and task.f1:
         score = f1_score
-    solved = Solved(unconverged=int((~found.converged).sum()))
-    if solved.unconverged:
-        warnings.warn(NotConverged(solved.unconverged, found.converged.size), stacklevel=2)
+    probe = Probe(unconverged=int((~found.converged).sum()))
+    if probe.unconverged:
+        warnings.warn(NotConverged(probe.unconverged, found.converged.size), stacklevel=2)
     by_column = iter(np.moveaxis(found.labels, 2, 0))  # (values, N) each
     for number, problem in enumerate(problems):
         scores = [[score(y[dev], labels[dev]) for labels in next(by_column)] for _, dev in problem.inner]
-        value = solved.choose(np.transpose(scores), grid)
-        solved.tests.append(found.labels[value, problem.test, len(inner) + number].astype(np.int64))
-    return solved
+        value = probe.choose(np.transpose(scores), grid)
+        labels = found.labels[value, problem.test, len(inner) + number]
+        probe.predict(labels.astype(np.int64), y[problem.test])
+    return probe
 
 
 def _solve_sklearn(
     x: np.ndarray, y: np.ndarray, problems: list[ProbeProblem], task: Task, settings: ProbeSettings
-) -> Solved:
+) -> Probe:
     """Fit scikit-learn's classifier for each fold and value, as SentEval calls it, a fold by one thread."""
     from sklearn import config_context
     from sklearn.linear_model import LogisticRegression
@@ -127,18 +111,19 @@ def _solve_sklearn(
     def inner_scores(fold: tuple[np.ndarray, np.ndarray]) -> list[float]:
         return [accuracy(y[fold[1]], found) for found in predict(*fold, grid)]
 
-    solved = Solved()
+    probe = Probe()
     with threadpool_limits(1), ThreadPoolExecutor(torch.get_num_threads()) as threads:
         for problem in problems:
             scores = np.array(list(threads.map(inner_scores, problem.inner))).T
-            value = solved.choose(scores, grid)
-            solved.tests += predict(problem.train, problem.test, [grid[value]])
-    return solved
+            value = probe.choose(scores, grid)
+            (labels,) = predict(problem.train, problem.test, [grid[value]])
+            probe.predict(labels, y[problem.test])
+    return probe
 
 
 def _solve_torch(
     x: np.ndarray, y: np.ndarray, problems: list[ProbeProblem], task: Task, settings: ProbeSettings
-) -> Solved:
+) -> Probe:
     """Train SentEval's PyTorch classifier. As there, the inner score is the accuracy that its early stopping saw."""
     grid = settings.grid(task.kind)
     rows = torch.as_tensor(np.ascontiguousarray(x), dtype=torch.float32).to(settings.device)
@@ -148,10 +133,10 @@ def _solve_torch(
         return fit_all(rows, labels, task.classes, fits, settings.classifier, settings.seed)
 
     inner = iter(fit([Fit(train, dev, grid) for problem in problems for train, dev in problem.inner]))
-    solved = Solved()
+    probe = Probe()
     for problem in problems:
-        solved.choose(np.stack([next(inner).accuracy for _ in problem.inner], 1), grid)
-    finals = fit([Fit(p.train, p.dev, [value]) for p, value in zip(problems, solved.chosen, strict=True)])
+        probe.choose(np.stack([next(inner).accuracy for _ in problem.inner], 1), grid)
+    finals = fit([Fit(p.train, p.dev, [value]) for p, value in zip(problems, probe.chosen, strict=True)])
     for problem, final in zip(problems, finals, strict=True):
-        solved.tests.append(final.predict(rows[torch.as_tensor(problem.test)]))
-    return solved
+        probe.predict(final.predict(rows[torch.as_tensor(problem.test)]), y[problem.test])
+    return probe

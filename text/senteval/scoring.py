@@ -98,17 +98,16 @@ def _classification(task: Task, splits: dict[str, Split], probe: Probe) -> Resul
     from sklearn.metrics import f1_score
 
     parts = list(splits.values())
-    first, last = parts[0], parts[-1]
-    values: dict[str, Any] = {"devacc": probe.dev, "acc": probe.test}
+    truth = np.asarray(parts[-1].labels, dtype=np.int64)
+    result = Result({"devacc": round(float(np.mean(probe.best)), 2), "acc": round(float(np.mean(probe.folds)), 2)})
     if task.f1:
-        values["f1"] = round(100 * float(f1_score(probe.truth, probe.predicted, zero_division=0)), 2)
-    dev = splits.get("dev", first)
-    result = Result({**values, "ndev": len(dev), "ntest": len(last)})
-    counts = np.bincount(np.asarray(last.labels, dtype=np.int64))
+        result["f1"] = round(100 * float(f1_score(truth, probe.predicted[-1], zero_division=0)), 2)
+    result |= {"ndev": len(splits.get("dev", parts[0])), "ntest": len(truth)}
     result.folds, result.chosen, result.unconverged = probe.folds, probe.chosen, probe.unconverged
     result.std = float(np.std(probe.folds))
+    counts = np.bincount(truth)
     result.majority = round(100 * float(counts.max() / counts.sum()), 2)
-    result.standard_error = float(np.sqrt(probe.test * (100 - probe.test) / len(last)))
+    result.standard_error = float(np.sqrt(result["acc"] * (100 - result["acc"]) / len(truth)))
     return result
 
 

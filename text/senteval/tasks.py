@@ -121,22 +121,21 @@ class TaskFiles:
             raise DataError(f"{path} is an error page of a web server, saved by a dead download link. Fetch it again")
         if head.startswith(b"version https://git-lfs"):
             raise DataError(f"{path} is a Git LFS pointer, not the data. Run `git lfs pull` where it came from")
-        self._compare(relative, raw)
+        known, found = DIGESTS.get(relative), hashlib.sha256(raw).hexdigest()
+        said = (
+            f"{path} is not the known file: its sha256 is {found}, expected {known}. Results on it are not comparable "
+            "with others'"
+        )
+        if known not in (None, found) and said not in self.changed:
+            self.changed.append(said)
+            warn(f"{self.task}: {said}")
         try:
             return raw.decode(encoding)
         except UnicodeDecodeError as error:
             raise DataError(f"{path} is not {encoding}: byte {error.start} is {raw[error.start]:#04x}") from None
 
-    def _compare(self, relative: str, raw: bytes) -> None:
-        """Say once that a known file is another one."""
-        known, found = DIGESTS.get(relative), hashlib.sha256(raw).hexdigest()
-        said = (
-            f"{self.root / relative} is not the known file: its sha256 is {found}, expected {known}. "
-            "Results on it are not comparable with others'"
-        )
-        if known not in (None, found) and said not in self.changed:
-            self.changed.append(said)
-            warn(f"{self.task}: {said}")
+    def error(self, relative: str, line: int, problem: str) -> DataError:
+        return DataError(f"{self.root / relative}, line {line}: {problem}")
 
     def lines(self, relative: str, encoding: str = "utf-8") -> list[str]:
         """Lines ended by newlines, as a file object yields them."""
@@ -148,34 +147,28 @@ class TaskFiles:
         for number, line in enumerate(self.lines(relative), 1):
             found = line.strip().split("\t")
             if len(found) < columns:
-                raise DataError(
-                    f"{self.root / relative}, line {number}: {counted(len(found), 'tab-separated column')}, expected "
-                    f"{columns}"
-                )
+                has = counted(len(found), "tab-separated column")
+                raise self.error(relative, number, f"{has}, expected {columns}")
             yield number, found
 
-    def number(self, relative: str, line: int, text: str, kind: Callable = float) -> float:
+    def score(self, relative: str, line: int, text: str) -> float:
+        """Return a similarity from 0 to 5."""
+        return self._number(relative, line, text, float, "score", 5)
+
+    def label(self, relative: str, line: int, text: str, classes: int) -> int:
+        """Return a label 0..classes-1."""
+        return int(self._number(relative, line, text, int, "label", classes - 1))
+
+    def _number(self, relative: str, line: int, text: str, kind: Callable, what: str, most: int) -> float:
         try:
             found = kind(text)
         except ValueError:
             found = math.nan
         if not math.isfinite(found):
-            raise DataError(f"{self.root / relative}, line {line}: {text[:60]!r} is not a number")
+            raise self.error(relative, line, f"{text[:60]!r} is not a number")
+        if not 0 <= found <= most:
+            raise self.error(relative, line, f"the {what} {text.strip()[:60]} is none of 0 to {most}")
         return found
-
-    def score(self, relative: str, line: int, text: str) -> float:
-        """A similarity from 0 to 5."""
-        found = self.number(relative, line, text)
-        if not 0 <= found <= 5:
-            raise DataError(f"{self.root / relative}, line {line}: the score {text.strip()[:60]} is none of 0 to 5")
-        return found
-
-    def label(self, relative: str, line: int, text: str, classes: int) -> int:
-        """A label 0..classes-1."""
-        found = self.number(relative, line, text, int)
-        if not 0 <= found < classes:
-            raise DataError(f"{self.root / relative}, line {line}: label {text[:60]} is none of 0 to {classes - 1}")
-        return int(found)
 
     def expect(self, relative: str, found: int, expected: int, hint: str = "") -> None:
         if self.check and found != expected:
@@ -250,10 +243,8 @@ def trec(name: str, files: TaskFiles) -> Task:
         for number, line in enumerate(files.lines(relative, "latin-1"), 1):
             label, colon, rest = line.strip().partition(":")
             if not colon or label not in QUESTIONS or " " not in rest:
-                raise DataError(
-                    f"{files.root / relative}, line {number}: expected 'COARSE:fine question' with COARSE one of "
-                    f"{', '.join(QUESTIONS)}; found {line[:60]!r}"
-                )
+                expected_line = f"'COARSE:fine question' with COARSE one of {', '.join(QUESTIONS)}"
+                raise files.error(relative, number, f"expected {expected_line}; found {line[:60]!r}")
             sentences.append(rest.split(" ", 1)[1].split())
             labels.append(QUESTIONS.index(label))
         files.expect(relative, len(labels), expected)
@@ -323,9 +314,7 @@ def sick(name: str, files: TaskFiles) -> Task:
             elif fields[4] in JUDGMENTS:
                 labels.append(JUDGMENTS.index(fields[4]))
             else:
-                raise DataError(
-                    f"{files.root / relative}, line {number}: label {fields[4]!r} is none of {', '.join(JUDGMENTS)}"
-                )
+                raise files.error(relative, number, f"label {fields[4]!r} is none of {', '.join(JUDGMENTS)}")
         splits[split] = _pairs(rows, 1, labels)
         files.expect(relative, len(splits[split]), expected)
     if name == "SICKEntailment":
@@ -380,9 +369,7 @@ def probing(name: str, files: TaskFiles) -> Task:
     found: dict[str, tuple[list[Sentence], list[str]]] = {split: ([], []) for split in PARTS.values()}
     for number, fields in files.fields(relative, 3):
         if fields[0] not in PARTS:
-            raise DataError(
-                f"{files.root / relative}, line {number}: split {fields[0]!r} is none of {', '.join(PARTS)}"
-            )
+            raise files.error(relative, number, f"split {fields[0]!r} is none of {', '.join(PARTS)}")
         sentences, labels = found[PARTS[fields[0]]]
         sentences.append(fields[-1].split())
         labels.append(fields[1])
