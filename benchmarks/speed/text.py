@@ -195,7 +195,7 @@ def probe(options: argparse.Namespace, task: Any, kind: str) -> dict[str, float]
     def accuracy(subject: str) -> float:
         if subject == "genuine":
             return run_genuine(load_genuine(options.genuine), task, splits, x, "senteval-torch" in options.protocols)
-        return float(np.mean(classify(task, splits, x, ProbeSettings(subject, 10)).folds))
+        return classify(task, splits, x, ProbeSettings(subject, 10)).test
 
     row: dict[str, float] = {}
     for subject in [*options.protocols, *["genuine"] * bool(options.genuine)] * options.rounds:
