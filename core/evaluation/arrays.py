@@ -72,7 +72,9 @@ def as_matrix(name: str, x: Any, rows: int = 1, error: type[DipoleError] = Pairs
         shape = f"(n >= {rows}, d)"
     found = as_tensor(name, x, shape, error)
     if found.ndim != 2 or len(found) < rows or not found.shape[1] or found.is_complex():
-        raise error(f"{name} must be real vectors of shape {shape}, got {found.dtype} of shape {tuple(found.shape)}.")
+        fix = " Flatten them: x.flatten(1)." * (found.ndim > 2)
+        got = f"{found.dtype} of shape {tuple(found.shape)}"
+        raise error(f"{name} must be real vectors of shape {shape}, got {got}.{fix}")
     if found.is_floating_point():
         return found
     return found.double()
@@ -91,7 +93,9 @@ def finite_rows(rows: Tensor, name: str, one: str = "row") -> Tensor:
 
 def as_classes(name: str, labels: Any, rows: int | None, error: type[DipoleError] = PairsError) -> Tensor:
     """Return the class of each row, integers (n,). `rows` None allows any number."""
-    found = whole(as_tensor(name, labels, "(n,)", error))
+    found = as_tensor(name, labels, "(n,)", error)
+    if found.is_floating_point() and bool(((found == found.trunc()) & found.isfinite()).all()):
+        found = found.long()  # numbers without a fractional part
     if found.is_floating_point() or found.is_complex() or found.ndim != 1 or rows not in (None, len(found)):
         count = f"{rows} integers"
         if rows is None:
@@ -101,13 +105,6 @@ def as_classes(name: str, labels: Any, rows: int | None, error: type[DipoleError
             fix = " Give rows without a label -1 in place of NaN."
         raise error(f"{name} must be {count}, one per row, got {found.dtype} of shape {shape_of(found)}.{fix}")
     return found.long()
-
-
-def whole(labels: Tensor) -> Tensor:
-    """Return floats without a fractional part as integers, and everything else unchanged."""
-    if labels.is_floating_point() and bool((labels == labels.trunc()).all()) and bool(labels.isfinite().all()):
-        return labels.long()
-    return labels
 
 
 def moderate(x: Tensor, largest: Tensor) -> Tensor:
@@ -173,30 +170,22 @@ def in_range(function: Callable[P, R]) -> Callable[P, R]:
 
 
 @dataclass(frozen=True)
-class ProbeLabels:
-    """Labels of both parts as numbers of classes."""
+class ProbeData:
+    """Labelled features of both parts, (n, d) and (m, d), at least in single precision, and numbers of their classes.
 
-    train_y: Tensor  # (n,) in 0..C-1
-    test_y: Tensor  # (m,), -1 for a class that the training part lacks: always wrong
-    classes: Tensor  # (C,) the labels behind 0..C-1
-
-
-@dataclass(frozen=True)
-class ProbeData(ProbeLabels):
-    """Labelled features of both parts, (n, d) and (m, d), at least in single precision."""
+    test_y: (m,), -1 for a class that the training part lacks: always wrong. classes: (C,) the labels behind 0..C-1.
+    """
 
     train_x: Tensor
+    train_y: Tensor  # (n,) in 0..C-1
     test_x: Tensor
+    test_y: Tensor
+    classes: Tensor
 
 
 def check_features(x: Any, name: str) -> Tensor:
     """Return finite features (n, d), at least in single precision."""
-    tensor = as_tensor(name, x, "(n, d)", DataError)
-    if tensor.ndim != 2:
-        raise DataError(
-            f"{name} has shape {tuple(tensor.shape)}; a probe takes features of shape (n, d), such as x.flatten(1)"
-        )
-    return finite_rows(full_precision(as_matrix(name, tensor, 0, DataError)), name)
+    return finite_rows(full_precision(as_matrix(name, x, 0, DataError)), name)
 
 
 def check_labels(y: Any, rows: int | None, device: torch.device, name: str) -> Tensor:
@@ -213,13 +202,10 @@ def split(train_x: Any, train_y: Any, test_x: Any, test_y: Any) -> ProbeData:
         raise DataError(f"train_x has {a.shape[1]} features and test_x {b.shape[1]}; both must come from one encoder")
     b = b.to(a.device)
     p, q = check_labels(train_y, len(a), a.device, "train_y"), check_labels(test_y, len(b), b.device, "test_y")
-    a, p = a[p >= 0], p[p >= 0]
-    b, q = b[q >= 0], q[q >= 0]
-    known = known_classes(p, q)
-    return ProbeData(known.train_y, known.test_y, known.classes, a, b)
+    return known_classes(a[p >= 0], p[p >= 0], b[q >= 0], q[q >= 0])
 
 
-def known_classes(train_y: Tensor, test_y: Tensor) -> ProbeLabels:
+def known_classes(train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tensor) -> ProbeData:
     """Number the classes of the training labels. Raises DataError for a part without labels, or a single class."""
     if not len(train_y) or not len(test_y):
         raise DataError(
@@ -230,7 +216,7 @@ def known_classes(train_y: Tensor, test_y: Tensor) -> ProbeLabels:
     if len(classes) < 2:
         raise DataError(f"a probe needs two classes or more; every training label is {int(classes[0])}")
     place = torch.searchsorted(classes, test_y).clamp_max(len(classes) - 1)
-    return ProbeLabels(train_y, torch.where(classes[place] == test_y, place, -1), classes)
+    return ProbeData(train_x, train_y, test_x, torch.where(classes[place] == test_y, place, -1), classes)
 
 
 def single(data: ProbeData) -> ProbeData:

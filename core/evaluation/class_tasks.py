@@ -27,15 +27,8 @@ def class_tasks(
 
     Classifiers: "trained", a linear layer on the frozen features (Tr; for a K-class task the layer's K rows); "mean",
     rows mu_c = E_{x ~ D_c} f(x) (mu); "few", means of `labels_per_class` points, averaged over `draws` (mu-5).
-    K is 2, 5, 10 and R is 1, 5, 10, as far as there are classes. Values are shares in [0, 1].
-
-    Args:
-        train_x, test_x: (n, d) features; train_y, test_y: (n,) integers.
-        solver, epochs: of the trained layer, see `linear_probe`; "convex" holds (n, C) numbers, "adam" batches of them.
-        labels_per_class, draws, seed: of "few"; the seed also of the solvers "sgd" and "adam".
-
-    Raises:
-        OptionError: for an unknown classifier; DataError: as `linear_probe`.
+    K is 2, 5, 10 and R is 1, 5, 10, as far as there are classes. Values are shares in [0, 1]. `solver` and `epochs` are
+    of the trained layer (`linear_probe`), `draws` and `labels_per_class` of "few".
     """
     data = (train_x, train_y, test_x, test_y)
     found: dict[str, float] = {}

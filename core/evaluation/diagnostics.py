@@ -199,12 +199,7 @@ def conditional_entropy(pairs: Pairs | Array, t_neg: Sharpness = 2.0) -> tuple[f
 
 
 def entropy_of_weights(pairs: Pairs, sharpness: float) -> tuple[float, float]:
-    """Return what `conditional_entropy` returns. A sharpness below 0 is that of reversed weights, e^{+|t_neg| d2_ij}.
-
-    Args:
-        pairs: anchors and their negatives.
-        sharpness: any finite t_neg.
-    """
+    """Return what `conditional_entropy` returns. A sharpness below 0 reverses the weights, e^{+|t_neg| d2_ij}."""
     scale, some = 2 * sharpness, pairs.negative_counts > 0
     if not bool(some.any()):
         return 0.0, 0.0

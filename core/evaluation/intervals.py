@@ -29,15 +29,7 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """Return the bootstrap percentile interval (Efron 1979) of the interquartile mean, or nan of a single value.
 
-    Args:
-        values: one sample (n,).
-        confidence: of the interval, in (0, 1).
-        draws: number of redraws.
-        seed: of the redraws.
-
-    Raises:
-        ConfigError: `confidence` lies outside its range.
-        DataError: the sample is empty or holds a value that is not finite.
+    Raise ConfigError for a confidence outside (0, 1), and DataError as `as_sample`.
     """
     if not 0 < confidence < 1:
         raise ConfigError(f"confidence must lie between 0 and 1, got {confidence!r}.")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -39,14 +38,6 @@ class NotConverged(UserWarning):
             "float64. Standardise the features."
         )
         self.count = count
-
-
-@dataclass(frozen=True)
-class Predicted:
-    """Labels (V, N, P) by every model, for each of V values of C, and whether each model converged (V, P)."""
-
-    labels: np.ndarray
-    converged: np.ndarray
 
 
 def fit_softmax(
@@ -88,19 +79,15 @@ def solve_subsets(
     grid: Sequence[float],
     tolerance: float = 1e-3,
     device: torch.device | str = "cpu",
-) -> Predicted:
+) -> tuple[np.ndarray, np.ndarray]:
     """Solve the logistic regressions of many training subsets and many values of C.
 
     Problem p minimises `C sum_n subsets[n, p] l(y_n, w^T x_n + b) + |w|^2 / 2`, the objective of
-    `sklearn.linear_model.LogisticRegression(C)` (intercept free, softmax above two classes).
-
-    Args:
-        features: (N, d) real and finite, at most 1e9 in size (else DataError). Rows in no subset are only predicted.
-        labels: (N,) integers 0..K-1.
-        subsets: (N, P) bool, the training rows of each problem. Equal subsets are solved once.
-        grid: values of C > 0. They are solved in ascending order, each from the solution before.
-        tolerance: largest root mean square error of the decision values, as a share of their own (>= 0.1), > 0.
-        device: where to solve. It must support float64.
+    `sklearn.linear_model.LogisticRegression(C)` (intercept free, softmax above two classes). Values of C are solved in
+    ascending order, each from the solution before, and equal subsets once. `features` (N, d) are at most 1e9 in size,
+    `labels` (N,) 0..K-1, `subsets` (N, P) bool. `tolerance` is the largest root mean square error of the decision
+    values, as a share of their own (>= 0.1). The device must support float64. Returns the labels (V, N, P) by every
+    model for each of V values of C, and whether each model converged (V, P).
     """
     largest = largest_value(features)
     if not largest <= LARGEST:
@@ -124,7 +111,7 @@ def solve_subsets(
         solved = [*solved[-1:], (math.log(c), weights)]
         out[index] = solver.predicted(weights).T.cpu().numpy()[:, same]
         converged[index] = met.numpy()[same]
-    return Predicted(out, converged)
+    return out, converged
 
 
 def _start(solver: _Solver, masks: Tensor, c: float, solved: list[tuple[float, Tensor]]) -> Tensor:

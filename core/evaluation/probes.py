@@ -17,7 +17,6 @@ from torch import Tensor
 from dipole.core.evaluation.arrays import (
     Array,
     ProbeData,
-    ProbeLabels,
     check_features,
     check_labels,
     in_range,
@@ -135,7 +134,7 @@ def measuring_device(device: torch.device, asked: ProbeDevice = "auto") -> torch
 # --- linear probe ---------------------------------------------------------------------------------------------------
 
 
-def _result(data: ProbeLabels, scores: Tensor, **extra: Any) -> ProbeResult:
+def _result(data: ProbeData, scores: Tensor, **extra: Any) -> ProbeResult:
     if not bool(scores.isfinite().all()):  # the first class would be the answer to every point
         raise DataError("the probe's scores overflow: scale the features to unit length, or use a lower learning rate")
     top5 = None
@@ -208,28 +207,21 @@ def linear_probe(
 def linear_probe_on_views(
     rows: ViewFeatures, train_y: Array, test_x: Array, test_y: Array, how: Descent, seed: int = 0
 ) -> ProbeResult:
-    """Return the accuracy of a linear softmax classifier trained on features of random views, as in the vision
-    papers.
+    """Return the accuracy of a linear softmax classifier trained on features of random views, as the vision papers do.
 
-    Args:
-        rows: returns the features of numbered training points for an epoch. Unlabelled points are never requested.
-        train_y: (n,) labels of the training points.
-        test_x: (m, d) features of the test points, on the device of those of `rows`.
-        test_y: (m,) their labels.
-        how: solver and schedule.
-        seed: of order and first weights.
+    `rows` gives the features of numbered training points for an epoch. Unlabelled ones are never requested.
     """
     x = check_features(test_x, "test_x").float()
     p, q = check_labels(train_y, None, x.device, "train_y"), check_labels(test_y, len(x), x.device, "test_y")
     asked = (p >= 0).nonzero().squeeze(1).cpu()
-    x, known = x[q >= 0], known_classes(p[p >= 0], q[q >= 0])
+    known = known_classes(x[:0], p[p >= 0], x[q >= 0], q[q >= 0])
 
     def of_known(epoch: int, batches: Sequence[Tensor]) -> Iterator[Tensor]:
         return (check_features(seen, "train_x").float() for seen in rows(epoch, [asked[index] for index in batches]))
 
     layer = descend(of_known, known.train_y, len(known.classes), x.shape[1], how, seed)
     with torch.no_grad():
-        return _result(known, layer(x))
+        return _result(known, layer(known.test_x))
 
 
 # --- probes with few or no trained weights --------------------------------------------------------------------------

@@ -27,7 +27,7 @@ def blobs(n, d, classes, seed=0, spread=2.0):
 
 def assert_optima(x, y, subsets, grid, columns, share, every=1, **options):
     """Each fit on its rows predicts what scikit-learn's does, but for a point on the border."""
-    found, centre = solve_subsets(x, y, subsets, grid, tolerance=1e-5).labels, x.mean(0)
+    found, centre = solve_subsets(x, y, subsets, grid, tolerance=1e-5)[0], x.mean(0)
     for i in range(0, len(grid), every):
         for p in columns:
             model = LogisticRegression(C=grid[i], **options).fit((x - centre)[subsets[:, p]], y[subsets[:, p]])
@@ -73,24 +73,24 @@ def test_all_problems_at_once_equal_scikit_learn_one_by_one(make, options):
 def test_a_subset_that_is_given_twice_is_answered_twice(classes):
     x, y = blobs(200, 6, classes, seed=5)
     first, second = np.random.default_rng(6).random((2, 200)) < 0.8
-    found = solve_subsets(x, y, np.stack([second, first, second, second, first], 1), [1.0, 8.0])
-    once = solve_subsets(x, y, np.stack([first, second], 1), [1.0, 8.0])
-    assert found.labels.shape == (2, 200, 5)
-    assert found.converged.shape == (2, 5)
-    assert np.mean(found.labels == once.labels[..., [1, 0, 1, 1, 0]]) >= 0.995
-    assert not np.array_equal(found.labels[..., 0], found.labels[..., 1])
+    found, converged = solve_subsets(x, y, np.stack([second, first, second, second, first], 1), [1.0, 8.0])
+    once, _ = solve_subsets(x, y, np.stack([first, second], 1), [1.0, 8.0])
+    assert found.shape == (2, 200, 5)
+    assert converged.shape == (2, 5)
+    assert np.mean(found == once[..., [1, 0, 1, 1, 0]]) >= 0.995
+    assert not np.array_equal(found[..., 0], found[..., 1])
 
 
 def test_hundreds_of_classes_and_collinear_huge_and_constant_features_reach_the_optimum():
     x, y = blobs(420, 8, 210, seed=8)
-    found = solve_subsets(x, y, np.ones((420, 1), dtype=bool), [0.25, 4.0], tolerance=1e-4)
-    assert found.converged.all()
-    for labels, c in zip(found.labels, [0.25, 4.0], strict=True):
+    found, converged = solve_subsets(x, y, np.ones((420, 1), dtype=bool), [0.25, 4.0], tolerance=1e-4)
+    assert converged.all()
+    for labels, c in zip(found, [0.25, 4.0], strict=True):
         model = LogisticRegression(C=c, tol=1e-5, max_iter=2000).fit(x - x.mean(0), y)
         assert np.mean(labels[:, 0] == model.predict(x - x.mean(0))) >= 0.995
     x, y = blobs(200, 5, 2)
     x = np.concatenate([x, x, np.ones((200, 1)), 1e4 * x[:, :1], np.zeros((200, 2))], 1)
-    found = solve_subsets(x, y, np.ones((200, 1), dtype=bool), [1.0]).labels[0, :, 0]
+    found = solve_subsets(x, y, np.ones((200, 1), dtype=bool), [1.0])[0][0, :, 0]
     assert np.mean(found == LogisticRegression(C=1.0, tol=1e-8, max_iter=20000).fit(x, y).predict(x)) >= 0.99
 
 

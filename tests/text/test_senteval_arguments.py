@@ -199,7 +199,7 @@ def test_word_content_has_no_hidden_units():
         task = Task("toy", "split", splits, classes=2, linear=linear)
         how = Classifier(nhid=nhid, max_epoch=3, epoch_size=1)
         found = classify(task, splits, x, ProbeSettings("senteval-torch", 4, classifier=how))
-        return found.best, found.folds, found.predicted[0].tolist()
+        return found.dev, found.test, found.predicted[0].tolist()
 
     assert probe(50, linear=True) == probe(0, linear=True) == probe(0, linear=False)
     assert probe(50, linear=False) != probe(0, linear=False)

@@ -28,6 +28,14 @@ class Probe:
     folds: list[float] = field(default_factory=list)  # their accuracy
     unconverged: int = 0  # logistic regressions that did not reach the tolerance
 
+    @property
+    def dev(self) -> float:
+        return round(float(np.mean(self.best)), 2)
+
+    @property
+    def test(self) -> float:
+        return round(float(np.mean(self.folds)), 2)
+
     def choose(self, scores: np.ndarray, grid: list[float]) -> int:
         """Add the first best value of the grid by the mean inner scores (values, folds), rounded as SentEval does."""
         means = [round(100 * float(np.mean(row)), 2) for row in scores]
@@ -77,18 +85,18 @@ def _solve_together(
     for column, train in enumerate(columns):
         subsets[train, column] = True
     grid = settings.grid(task.kind)
-    found = solve_subsets(x, y, subsets, grid, TOLERANCE, settings.device)  # labels (values, N, columns)
+    found, converged = solve_subsets(x, y, subsets, grid, TOLERANCE, settings.device)  # labels (values, N, columns)
     score: Score = accuracy
     if settings.protocol == "skip-thoughts" and task.f1:
         score = f1_score
-    probe = Probe(unconverged=int((~found.converged).sum()))
+    probe = Probe(unconverged=int((~converged).sum()))
     if probe.unconverged:
-        warnings.warn(NotConverged(probe.unconverged, found.converged.size), stacklevel=2)
-    by_column = iter(np.moveaxis(found.labels, 2, 0))  # (values, N) each
+        warnings.warn(NotConverged(probe.unconverged, converged.size), stacklevel=2)
+    by_column = iter(np.moveaxis(found, 2, 0))  # (values, N) each
     for number, problem in enumerate(problems):
         scores = [[score(y[dev], labels[dev]) for labels in next(by_column)] for _, dev in problem.inner]
         value = probe.choose(np.transpose(scores), grid)
-        labels = found.labels[value, problem.test, len(inner) + number]
+        labels = found[value, problem.test, len(inner) + number]
         probe.predict(labels.astype(np.int64), y[problem.test])
     return probe
 

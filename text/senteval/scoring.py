@@ -99,7 +99,7 @@ def _classification(task: Task, splits: dict[str, Split], probe: Probe) -> Resul
 
     parts = list(splits.values())
     truth = np.asarray(parts[-1].labels, dtype=np.int64)
-    result = Result({"devacc": round(float(np.mean(probe.best)), 2), "acc": round(float(np.mean(probe.folds)), 2)})
+    result = Result({"devacc": probe.dev, "acc": probe.test})
     if task.f1:
         result["f1"] = round(100 * float(f1_score(truth, probe.predicted[-1], zero_division=0)), 2)
     result |= {"ndev": len(splits.get("dev", parts[0])), "ntest": len(truth)}
@@ -107,7 +107,7 @@ def _classification(task: Task, splits: dict[str, Split], probe: Probe) -> Resul
     result.std = float(np.std(probe.folds))
     counts = np.bincount(truth)
     result.majority = round(100 * float(counts.max() / counts.sum()), 2)
-    result.standard_error = float(np.sqrt(result["acc"] * (100 - result["acc"]) / len(truth)))
+    result.standard_error = float(np.sqrt(probe.test * (100 - probe.test) / len(truth)))
     return result
 
 

@@ -17,7 +17,6 @@ from dipole.core.evaluation.theory.expectation import (
     Loss,
     Negatives,
     elementary,
-    elementary_prefixes,
     expected,
     integrate,
     no_margin,
@@ -124,7 +123,7 @@ def mean_classifier_loss(points: Latent, loss: str = "hinge", k: int = 1, tasks:
             chance = rho * float(prior.sum()) ** k
             value = _over_sets(loss, a, b, prior / prior.sum(), k)
         else:
-            chance = rho * float(elementary(prior, k))
+            chance = rho * float(elementary(prior, k)[-1])
             value = _over_distinct(loss, a, b, prior, k)
         total, weight = total + chance * float(value.mean()), weight + chance
     return total / weight
@@ -143,11 +142,11 @@ def _over_distinct(loss: str, a: Tensor, b: Tensor, prior: Tensor, k: int) -> Te
         return expected(loss, a, b, (prior / prior.sum()).unsqueeze(0), 1)[0]
     if loss == "hinge":
         values, order = b.sort(dim=1)
-        reached = elementary_prefixes(prior[order], k) / elementary(prior, k)  # (m, n)
+        reached = elementary(prior[order], k) / elementary(prior, k)[-1]  # (m, n)
         largest = torch.diff(reached, dim=1, prepend=torch.zeros_like(reached[:, :1]))
         return (largest * (1 + values - a).clamp_min(0)).sum(1)
     shares = prior.view(1, -1, 1)
-    return _integrated(a, b, k, lambda left: elementary(shares * left, k, dim=1) / elementary(prior, k))
+    return _integrated(a, b, k, lambda left: elementary(shares * left, k, 1)[:, -1] / elementary(prior, k)[-1])
 
 
 def _integrated(a: Tensor, b: Tensor, k: int, over: Callable[[Tensor], Tensor]) -> Tensor:

@@ -8,6 +8,7 @@ are something) 1{some draw is} ].
 import math
 from typing import Annotated, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
@@ -135,47 +136,32 @@ def margin_loss(loss: str, v: Tensor) -> Tensor:
     return torch.logsumexp(torch.cat([torch.zeros_like(v[..., :1]), -v], -1), -1) / math.log(2)
 
 
-# Expectations over sets of distinct classes, as coefficients of polynomials: all terms are positive, none cancels.
+# Expectations over sets of distinct classes: all terms are positive, none cancels.
 
 
-def elementary(p: Tensor, k: int, dim: int = 0) -> Tensor:
-    """e_k(p), the sum over k-subsets of the product of their entries, along a dimension."""
-    parts = p.unbind(dim)
-    sums = [torch.ones_like(parts[0])] + [torch.zeros_like(parts[0]) for _ in range(k)]
-    for each in parts:
-        for size in range(k, 0, -1):
-            sums[size] = sums[size] + each * sums[size - 1]
-    return sums[k]
-
-
-def elementary_prefixes(p: Tensor, k: int) -> Tensor:
-    """e_k of the first 1, 2, ..., n entries of each row (m, n) -> (m, n)."""
+def elementary(p: Tensor, k: int, dim: int = -1) -> Tensor:
+    """e_k of the first 1, 2, ... entries along a dimension: the sum over k-subsets of the product of their entries."""
     sums = torch.ones_like(p)
     for size in range(1, k + 1):
         # e_s of the first j is e_s of the first j - 1 plus p_j times e_{s-1} of the first j - 1.
-        before = torch.cat([torch.full_like(p[:, :1], float(size == 1)), sums[:, :-1]], 1)
-        sums = (p * before).cumsum(1)
+        before = sums.roll(1, dim)
+        before.select(dim, 0).fill_(float(size == 1))
+        sums = (p * before).cumsum(dim)
     return sums
 
 
 def over_draws(p: Tensor, g: Tensor, k: int) -> Tensor:
-    """E prod of g (m, n, G) in [0, 1] over the distinct values among k independent draws from p (n,), as (m, G).
+    """E prod of g (m, n, G) over the distinct values among k independent draws from p (n,), as (m, G).
 
-    It is k! [t^k] prod_c ( 1 + g_c (e^{p_c t} - 1) ), and the coefficient is Cauchy's mean over the circle |t| = k,
-    where the product is at most e^k: k! e^k / k^k is about sqrt(2 pi k), so few digits cancel, for any k.
+    Values are added one after the other. Of s draws from the values so far, a binomial number are the last one.
     """
-    points = 2 * k + 32  # what is left out is at most prod_{j <= points} k/(k + j)
-    angle = 2 * math.pi / points * torch.arange(points // 2 + 1, dtype=p.dtype)  # the other half is conjugate
-    t = torch.polar(torch.full_like(angle, k), angle)
-    twice = torch.full_like(angle, 2.0)
-    twice[0] = twice[-1] = 1.0
-    value = (twice / points * torch.polar(torch.full_like(angle, _scale(k)), -k * angle)).expand(*g[:, 0].shape, -1)
-    for c, share in enumerate(p.tolist()):
-        # e^{-p_c k} each, which is e^{-k} in all and keeps the product at most 1
-        value = value * (math.exp(-share * k) * (1 + g[:, c].unsqueeze(-1) * torch.expm1(share * t)))
-    return value.sum(-1).real
+    from scipy.stats import binom
 
-
-def _scale(k: int) -> float:
-    """k! e^k / k^k."""
-    return math.exp(math.lgamma(k + 1) + k - k * math.log(k))
+    draws = np.arange(k + 1)
+    found = g.new_zeros(k + 1, *g[:, 0].shape)  # of 0, ..., k draws
+    found[0] = 1
+    for share, so_far, factor in zip(p.tolist(), p.cumsum(0).tolist(), g.unbind(1), strict=True):
+        chance = torch.from_numpy(binom.pmf(draws[:, None] - draws, draws[:, None], min(1.0, share / so_far)))
+        without = chance.diagonal()[:, None, None] * found
+        found = without + factor * (torch.tensordot(chance, found, 1) - without)
+    return found[k]
