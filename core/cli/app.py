@@ -19,10 +19,10 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, metadata
+from importlib.metadata import EntryPoint, PackageNotFoundError, metadata
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from dipole.core.cli import commands, output
 from dipole.core.cli.parser import Configure, Parser, UsageError, command_parser
@@ -36,9 +36,6 @@ from dipole.core.utils.launched import first_message
 from dipole.core.utils.plugins import OURS, PluginError, broken_folders, distribution, is_ours, load, load_each, points
 from dipole.core.utils.text import definitions, fitted, screen_width
 from dipole.core.utils.version import __version__
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 
 def main(argv: Sequence[str] | None = None) -> int:

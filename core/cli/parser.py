@@ -142,20 +142,18 @@ def to_path(text: str) -> Path:
     return Path(text)
 
 
-def whole(text: str) -> int:
-    """Parse a whole number of at least 0."""
-    return _at_least(0, text)
+def at_least(least: int) -> Callable[[str], int]:
+    """Return a parser of whole numbers of at least `least`."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, got {text!r}")
+        return int(text)
+
+    return read
 
 
-def positive(text: str) -> int:
-    """Parse a whole number of at least 1."""
-    return _at_least(1, text)
-
-
-def _at_least(least: int, text: str) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, got {text!r}")
-    return int(text)
+whole, positive = at_least(0), at_least(1)
 
 
 def above_zero(what: str) -> Callable[[str], float]:

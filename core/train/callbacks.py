@@ -81,7 +81,8 @@ class Evaluations:
         self.is_due = False
         self.last: tuple[int, Evaluated] | None = None
         # Diagnostics of the last batch, which no checkpoint holds, and the step they are of.
-        self._pair_values: tuple[int, dict[str, float] | None] | None = None
+        self._pair_values: dict[str, float] | None = None
+        self._pair_step = -1
 
     def on_step(self, run: Any, previous: int) -> None:
         if run.is_finished or not crossed(previous, run.step, self._every):
@@ -94,25 +95,23 @@ class Evaluations:
     def postpone(self, run: Any) -> None:
         """Mark the evaluation after this step as due and measure the pairs of its batch now."""
         self.is_due = True
-        if self._pair_values is not None and self._pair_values[0] == run.step:
+        if self._pair_step == run.step:
             return
-        values = None
+        self._pair_step, self._pair_values = run.step, None
         run.health.measure_own_loop(run)
         if run.pairs is not None and run.processes.is_main:
             with as_single_process():
-                values = diagnose_pairs(all_gather_pairs(run.pairs).local_pairs, run.objective)
-        self._pair_values = (run.step, values)
+                self._pair_values = diagnose_pairs(all_gather_pairs(run.pairs).local_pairs, run.objective)
 
     def evaluate(self, run: Any) -> Evaluated | None:
         """Evaluate on rank 0, and keep the weights if they are the best. A signal stops the run."""
         self.postpone(run)
         found, before, signum = None, rng_state(), 0
         if run.processes.is_main:
-            assert self._pair_values is not None
             run.progress.status("evaluating")
             try:
                 with as_single_process(), run.interrupts.finishing(steps=False):
-                    found = evaluate_model(run.adapter, run.objective, run.seeds, self._pair_values[1])
+                    found = evaluate_model(run.adapter, run.objective, run.seeds, self._pair_values)
             except Interrupted as interrupted:
                 set_rng_state(before)
                 signum = interrupted.signum
@@ -150,7 +149,7 @@ class Evaluations:
 
     def finish(self, run: Any) -> None:
         """Restore the best weights if they are older, and compute the reported results (rank 0)."""
-        _, pair_values = self._pair_values or (0, None)
+        pair_values = self._pair_values
         goes_back = self.best is not None and self.best[0] != run.step
         if self.best is not None and goes_back:
             load_weights(run.folder.best, run.adapter.module, run.objective)
@@ -169,13 +168,12 @@ class Evaluations:
             run.progress.note(f"test part: {_first_results(found)}")
 
     def state_dict(self) -> dict[str, Any]:
-        values = self._pair_values
-        return {"best": self.best, "due": self.is_due, "of_pairs": values[1] if values and self.is_due else None}
+        return {"best": self.best, "due": self.is_due, "of_pairs": self._pair_values if self.is_due else None}
 
     def load_state_dict(self, state: dict[str, Any], run: Any) -> None:
         self.best = state["best"]
         if state["due"]:
-            self.is_due, self._pair_values = True, (state["step"], state["of_pairs"])
+            self.is_due, self._pair_step, self._pair_values = True, state["step"], state["of_pairs"]
 
 
 def _first_results(found: Evaluated) -> str:

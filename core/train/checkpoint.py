@@ -84,7 +84,10 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
                 f"the checkpoint {path} is truncated or damaged ({path.stat().st_size} bytes do not match the hash in "
                 "its name). Delete it; --resume auto takes the one before it."
             )
-        state = read_state(path)
+        with safe_open(path, framework="pt") as file:
+            values = parse_json((file.metadata() or {})[STATE])
+            # Copies, as the mapped file may be deleted.
+            state = decode(values, {name: file.get_tensor(name).clone() for name in file.keys()})  # noqa: SIM118
     except OSError as error:
         raise CheckpointError(f"the checkpoint {path} cannot be read: {why(error)}") from error
     except CheckpointError:
@@ -186,14 +189,6 @@ def write_state(path: Path, state: Any) -> None:
         if refused := disk_error(error):
             raise refused from error
         raise CheckpointError(f"cannot save a checkpoint: {error}") from error
-
-
-def read_state(path: Path) -> Any:
-    """Read a file of `write_state`. A damaged file raises an error of safetensors or Python."""
-    with safe_open(path, framework="pt") as file:
-        values = parse_json((file.metadata() or {})[STATE])
-        # Copies, as the mapped file may be deleted.
-        return decode(values, {name: file.get_tensor(name).clone() for name in file.keys()})  # noqa: SIM118
 
 
 # The state of a run -----------------------------------------------------------------------------------------------

@@ -100,12 +100,12 @@ def domain_names() -> list[str]:
 
 def domains() -> dict[str, Domain]:
     """Return every domain that can be loaded, by name."""
-    return _load_all()[0]
+    return load_each("domains", _load)[0] | _added
 
 
 def broken_domains() -> list[PluginError]:
     """Return the errors of domains that cannot be loaded."""
-    return _load_all()[1]
+    return load_each("domains", _load)[1]
 
 
 def find_domain(name: str) -> Domain:
@@ -137,11 +137,6 @@ def _load(point: EntryPoint) -> Domain:
     if domain.name != point.name:
         raise PluginError(point, f"the Domain it names is called {domain.name!r}; both need one name.")
     return replace(domain, package=package(point))
-
-
-def _load_all() -> tuple[dict[str, Domain], list[PluginError]]:
-    found, broken = load_each("domains", _load)
-    return found | _added, broken
 
 
 def adapter_class(name: str) -> type[Adapter]:

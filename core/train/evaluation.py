@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,15 +15,12 @@ from dipole.core.evaluation.theory.latent import Latent, collision
 from dipole.core.evaluation.theory.report import choose
 from dipole.core.evaluation.theory.theorems import Choices
 from dipole.core.objectives.gather import all_gather_pairs
-from dipole.core.objectives.objective import SHARPNESS
+from dipole.core.objectives.objective import SHARPNESS, Composite
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.record import Histogram, Number, finite
+from dipole.core.train.adapter import Adapter
 from dipole.core.utils.freezing import in_mode
 from dipole.core.utils.seeding import Seeds, isolated
-
-if TYPE_CHECKING:
-    from dipole.core.objectives.objective import Composite
-    from dipole.core.objectives.pairs import Pairs
-    from dipole.core.train.adapter import Adapter
 
 POINTS = 2000
 """Largest number of test points for the diagnostics, drawn from the probe stream."""

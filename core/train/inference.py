@@ -13,18 +13,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
+from torch import Tensor
 
 from dipole.core.utils.errors import DataError, OptionError, nearest
 from dipole.core.utils.extras import install_line
 from dipole.core.utils.files import atomic_file, disk_refusing, replacing
 from dipole.core.utils.progress import Progress
 from dipole.core.utils.text import warn
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,9 +14,6 @@ from dipole.core.utils.distributed import PATIENCE
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.launched import Launched, launched
 from dipole.core.utils.machine import processors
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
 
 _WHOLE = (
     "dipole keeps whole weights on every GPU (DistributedDataParallel): choose multi-GPU in `accelerate config`, or "
@@ -58,9 +55,9 @@ def pick_device(text: str) -> torch.device:
 
 
 class Processes:
-    """The processes of a run: the rank of this one, and collective operations. One process has no `accelerator`."""
+    """The processes of a run: the rank of this one, and collective operations. One process has no `Accelerator`."""
 
-    def __init__(self, device: torch.device, accelerator: Accelerator | None = None) -> None:
+    def __init__(self, device: torch.device, accelerator: Any = None) -> None:
         self.device = device
         self._accelerator = accelerator
         self.rank, self.size = 0, 1

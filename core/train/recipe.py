@@ -12,10 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import Any, cast, get_args
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 
+from dipole.core.train.adapter import Adapter
 from dipole.core.train.config import RATE, RunConfig, Settings, TrainConfig
 from dipole.core.train.domains import adapter_class, of_another_kind
 from dipole.core.utils.errors import ConfigError, ReceivedError, nearest
@@ -23,9 +24,6 @@ from dipole.core.utils.files import instead_of_file, is_file
 from dipole.core.utils.plugins import shipped
 from dipole.core.utils.received import parse_toml, read_toml
 from dipole.core.utils.text import shortened
-
-if TYPE_CHECKING:
-    from dipole.core.train.adapter import Adapter
 
 
 @dataclass(frozen=True)

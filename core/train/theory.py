@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -11,23 +11,21 @@ from torch import Tensor
 
 from dipole.core.evaluation.theory.report import Report, measure
 from dipole.core.evaluation.theory.theorems import Choices, RunFacts
+from dipole.core.objectives.objective import Composite
 from dipole.core.objectives.regularizers.cllr import CLLR
 from dipole.core.objectives.regularizers.dp import DP
 from dipole.core.objectives.similarity import normalize
+from dipole.core.record import RunRecord
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.model import load_run
+from dipole.core.train.run_folder import RunFolder
 from dipole.core.utils.errors import DataError, OptionError, ReceivedError, RecordError
 from dipole.core.utils.freezing import in_mode
 from dipole.core.utils.seeding import Seeds, isolated
 from dipole.core.utils.text import counted
 
-if TYPE_CHECKING:
-    from dipole.core.objectives.objective import Composite
-    from dipole.core.record import RunRecord
-    from dipole.core.train.run_folder import RunFolder
-
 Form = Literal["auto", "raw", "unit"]
-FORMS: tuple[Form, ...] = ("auto", "raw", "unit")
+FORMS: tuple[Form, ...] = get_args(Form)
 
 
 def theory_of_run(

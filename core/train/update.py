@@ -79,7 +79,7 @@ class Update:
         for group in optimizer.param_groups:
             group["lr"] = rate
 
-        outcome, pairs = self._forward(NoScatter(batch))
+        outcome, pairs = self._forward(lambda: batch)  # DistributedDataParallel would scatter and cast tensors
         loss = outcome.loss
         note(outcome, pairs.local_pairs)
         optimizer.zero_grad()
@@ -130,21 +130,12 @@ class ForwardPass(nn.Module):
         self._encoders = encoders
         self._half = half
 
-    def forward(self, batch: NoScatter) -> tuple[Outcome, GlobalPairs]:
+    def forward(self, batch: Callable[[], Any]) -> tuple[Outcome, GlobalPairs]:
         device, half = self._adapter.device.type, self._half
         with torch.autocast(device, half, enabled=half is not None), self._encoders():
-            pairs = all_gather_pairs(self._adapter.embed(batch.value))
+            pairs = all_gather_pairs(self._adapter.embed(batch()))
         # In the similarity matrix half precision would cost accuracy, so the engine uses at least float32.
         return self.objective(pairs), pairs
-
-
-class NoScatter:
-    """Hide a batch from DistributedDataParallel, which would otherwise scatter and cast its tensors."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
 
 
 # A loss or gradient that is not finite -------------------------------------------------------------------------------

@@ -82,17 +82,13 @@ def _open(name: str, runs: Path, device: str | None, features: str | None) -> Em
     from dipole.core.train.run_folder import find_run
 
     folder = Path(name)
-    if folder.is_dir() and not (folder / "config.toml").is_file():
-        return _exported(folder, device, features)
-    found = find_run(name, runs)
+    if not folder.is_dir() or (folder / "config.toml").is_file():
+        found = find_run(name, runs)
+        from dipole.core.train.model import load_run
 
-    from dipole.core.train.model import load_run
+        _, adapter, objective = load_run(found, device)
+        return adapter.embedder(features, objective)
 
-    _, adapter, objective = load_run(found, device)
-    return adapter.embedder(features, objective)
-
-
-def _exported(folder: Path, device: str | None, features: str | None) -> Embedder:
     from dipole.core.train.domains import domains
     from dipole.core.train.launch import pick_device
     from dipole.core.utils.errors import ConfigError

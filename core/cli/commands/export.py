@@ -7,14 +7,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dipole.core.cli import Runner
 from dipole.core.cli.output import json_answer, write
 from dipole.core.cli.parser import add_runs, to_path
-
-if TYPE_CHECKING:
-    from dipole.core.train.run_folder import RunFolder
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
@@ -41,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     from dipole.core.train.domains import adapter_class
     from dipole.core.train.run_folder import find_run
     from dipole.core.utils.errors import ConfigError, nearest
-    from dipole.core.utils.files import is_scratch
+    from dipole.core.utils.files import disk_refusing, is_scratch
 
     folder = find_run(arguments.run, arguments.runs)
     domain = folder.read_config().domain
@@ -61,32 +57,24 @@ def run(arguments: argparse.Namespace) -> int:
     if out.exists() and (not out.is_dir() or not all(map(is_scratch, out.iterdir()))):
         raise ConfigError(f"{out} is not an empty folder. Choose another --out.")
 
-    with json_answer(arguments.json) as answer:
-        pushed = _write(arguments, folder, out)
-        answer |= {"folder": str(out), "format": arguments.to, "pushed": pushed}
-    return 0
-
-
-def _write(arguments: argparse.Namespace, folder: RunFolder, out: Path) -> str | None:
-    """Write the folder, upload it with --push, and return the address of the upload."""
     from dipole.core.train.model import load_run
-    from dipole.core.utils.files import disk_refusing
 
-    record, adapter, objective = load_run(folder, "cpu")
-    with disk_refusing(f"cannot export to {out}", option="--out"), _filled(out) as temporary:
-        adapter.export(arguments.to, temporary, record, objective)
-        if arguments.license is not None:
-            from dipole.core.train.card import set_licence
+    with json_answer(arguments.json) as answer:
+        record, adapter, objective = load_run(folder, "cpu")
+        with disk_refusing(f"cannot export to {out}", option="--out"), _filled(out) as temporary:
+            adapter.export(arguments.to, temporary, record, objective)
+            if arguments.license is not None:
+                from dipole.core.train.card import set_licence
 
-            set_licence(temporary, arguments.license)
-    write(out)
-    if arguments.push is None:
-        return None
-    from dipole.core.train.card import push
+                set_licence(temporary, arguments.license)
+        write(out)
+        answer |= {"folder": str(out), "format": arguments.to, "pushed": None}
+        if arguments.push is not None:
+            from dipole.core.train.card import push
 
-    pushed = push(out, arguments.push, arguments.private)
-    write(pushed)
-    return pushed
+            answer["pushed"] = push(out, arguments.push, arguments.private)
+            write(answer["pushed"])
+    return 0
 
 
 @contextmanager
