@@ -351,32 +351,20 @@ def run_folders(runs: Path) -> list[Path]:
 
 def run_line(folder: Path) -> RunLine:
     """Summarise a run. The steps of an unfinished run are those of its last line of metrics."""
-    if not is_file(folder / RECORD):
-        return _unrecorded(folder)
     try:
-        record = read_record(folder / RECORD)
-    except RecordError as error:
-        return RunLine(folder.name, UNREADABLE, problem=shortened(" ".join(str(error).split()), 200))
-    steps = record.steps
-    if record.status != "done":
-        steps = max(steps, last_step(folder))
-    return RunLine(folder.name, record.status, record.name, record.objective, record.seed, steps)
-
-
-def _unrecorded(folder: Path) -> RunLine:
-    try:
+        if is_file(folder / RECORD):
+            record = read_record(folder / RECORD)
+            steps = record.steps
+            if record.status != "done":
+                steps = max(steps, last_step(folder))
+            return RunLine(folder.name, record.status, record.name, record.objective, record.seed, steps)
         config = read_toml(folder / CONFIG)
-    except ReceivedError as error:
-        return RunLine(folder.name, UNREADABLE, problem=shortened(str(error), 200))
-    seed = config.get("seed", 0)
-    return RunLine(
-        folder.name,
-        UNRECORDED,
-        str(config.get("name", "")),
-        str(config.get("objective", "")),
-        seed if isinstance(seed, int) else None,
-        last_step(folder),
-    )
+    except (RecordError, ReceivedError) as error:
+        return RunLine(folder.name, UNREADABLE, problem=shortened(" ".join(str(error).split()), 200))
+    name, objective, seed = str(config.get("name", "")), str(config.get("objective", "")), config.get("seed", 0)
+    if not isinstance(seed, int):
+        seed = None
+    return RunLine(folder.name, UNRECORDED, name, objective, seed, last_step(folder))
 
 
 def last_step(folder: Path) -> int:

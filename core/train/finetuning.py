@@ -59,10 +59,7 @@ def _add_lora(model: nn.Module, lora: LoraTable, setting: str) -> None:
     """Add adapters in place. Only they are trained. B starts at 0, so the output does not change."""
     with needing("lora", f"{setting} (low-rank adapters)"):
         from peft import LoraConfig, inject_adapter_in_model
-    if lora.targets is None:
-        chosen = _targets(model)
-    else:
-        chosen = _named(model, lora.targets, setting)
+    chosen = _chosen(model, lora.targets, setting)
     if not chosen:
         raise ConfigError(f"{setting}: {type(model).__name__} has no linear map or convolution to adapt.")
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=chosen)
@@ -95,20 +92,15 @@ def _is_adapted(module: nn.Module) -> bool:
     return hasattr(module, "lora_A") and hasattr(module, "get_base_layer")
 
 
-def _adaptable(model: nn.Module) -> dict[str, nn.Module]:
-    return {name: each for name, each in model.named_modules() if isinstance(each, nn.Linear | nn.Conv2d)}
-
-
-def _targets(model: nn.Module) -> list[str]:
-    inside = {each for block in layers(model).blocks for each in block.modules()}
-    found = {name: each for name, each in _adaptable(model).items() if each in inside}
-    linear = [name for name, each in found.items() if isinstance(each, nn.Linear)]
-    return linear or [name for name, each in found.items() if isinstance(each, nn.Conv2d) and each.groups == 1]
-
-
-def _named(model: nn.Module, targets: Sequence[str], setting: str) -> list[str]:
-    known = _adaptable(model)
-    found = []
+def _chosen(model: nn.Module, targets: Sequence[str] | None, setting: str) -> list[str]:
+    """Return the named layers, by default every linear map of the model's blocks, or every convolution without any."""
+    known = {name: each for name, each in model.named_modules() if isinstance(each, nn.Linear | nn.Conv2d)}
+    if targets is None:
+        inside = {each for block in layers(model).blocks for each in block.modules()}
+        linear = [name for name, each in known.items() if each in inside and isinstance(each, nn.Linear)]
+        whole = [name for name, each in known.items() if isinstance(each, nn.Conv2d) and each.groups == 1]
+        return linear or [name for name in whole if known[name] in inside]
+    found: dict[str, None] = {}
     for target in targets:
         named = [name for name in known if name == target or name.endswith(f".{target}")]
         if not named:
@@ -117,5 +109,5 @@ def _named(model: nn.Module, targets: Sequence[str], setting: str) -> list[str]:
                 f"{setting}.targets: {type(model).__name__} has no linear map or convolution called {target!r}. "
                 f"Allowed: {', '.join(ends)}, or longer ends of their names."
             )
-        found += named
-    return list(dict.fromkeys(found))
+        found |= dict.fromkeys(named)
+    return list(found)

@@ -158,8 +158,18 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
 def _override(values: dict[str, Any], origins: dict[str, str], text: str) -> None:
     """Set a value of `--set` among those of a recipe, and its origin."""
     keys, value = parse_override(text)
-    _assign(values, keys, value)
-    path = ".".join(keys)
+    path, table = ".".join(keys), values
+    for depth, key in enumerate(keys[:-1], start=1):
+        inner = table.setdefault(key, {})
+        if keys[:depth] == ("train", "schedule") and not isinstance(inner, dict):
+            inner = table[key] = {RATE: inner}  # a value in place of the table is the learning rate's
+        if not isinstance(inner, dict):
+            raise ConfigError(f"--set {path}: {'.'.join(keys[:depth])!r} is a value, not a table.")
+        table = inner
+    if value is UNSET:
+        table.pop(keys[-1], None)
+    else:
+        table[keys[-1]] = value
     for known in list(origins):
         if f"{known}.".startswith(f"{path}."):
             del origins[known]
@@ -242,21 +252,6 @@ def _paths(value: Any, prefix: tuple[str, ...] = ()) -> list[str]:
     if isinstance(value, Mapping) and (value or not prefix):
         return [path for key, each in value.items() for path in _paths(each, (*prefix, str(key)))]
     return [".".join(prefix)]
-
-
-def _assign(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
-    table = values
-    for depth, key in enumerate(keys[:-1], start=1):
-        inner = table.setdefault(key, {})
-        if tuple(keys[:depth]) == ("train", "schedule") and not isinstance(inner, dict):
-            inner = table[key] = {RATE: inner}  # a value in place of the table is the learning rate's
-        if not isinstance(inner, dict):
-            raise ConfigError(f"--set {'.'.join(keys)}: {'.'.join(keys[:depth])!r} is a value, not a table.")
-        table = inner
-    if value is UNSET:
-        table.pop(keys[-1], None)
-    else:
-        table[keys[-1]] = value
 
 
 # pydantic's errors in words ------------------------------------------------------------------------------------------

@@ -59,7 +59,16 @@ class RunFolder:
             check_own(path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._take_lock()
+            lock = FileLock(self.path / ".lock")
+            try:
+                lock.acquire(blocking=False)
+                self._lock = lock
+            except OSError as error:
+                if isinstance(error, Timeout) or error.errno not in NO_LOCKS:
+                    raise
+            if self._lock is not None:  # no other process writes there
+                for folder in (self.path, self.model, self.kept, self.checkpoints, self.best):
+                    remove_scratch(folder)
             self._owner.write_text(describe_self())
             atomic_write(self.config, f"# run {config.hash}\n{config.to_toml()}")
         except Timeout:
@@ -73,18 +82,6 @@ class RunFolder:
         except OSError as error:
             self.close()
             raise TrainingError(f"cannot write the run folder {self.path}: {why(error)}") from error
-
-    def _take_lock(self) -> None:
-        lock = FileLock(self.path / ".lock")
-        try:
-            lock.acquire(blocking=False)
-        except OSError as error:
-            if isinstance(error, Timeout) or error.errno not in NO_LOCKS:
-                raise
-            return
-        self._lock = lock
-        for folder in (self.path, self.model, self.kept, self.checkpoints, self.best):
-            remove_scratch(folder)
 
     def close(self) -> None:
         """Release the lock. The system releases it if the process is killed."""

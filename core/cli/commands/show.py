@@ -17,7 +17,7 @@ from dipole.core.cli.output import write
 from dipole.core.utils.files import is_file
 from dipole.core.utils.plugins import OURS, points
 from dipole.core.utils.received import read_text, read_toml
-from dipole.core.utils.text import definitions, folded, screen_width
+from dipole.core.utils.text import definitions, fitted, screen_width
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -119,7 +119,7 @@ def _show_part(name: str, domain: str, part: type, as_json: bool) -> None:
         print(json.dumps({"name": name, "kind": "framework", "domain": domain, "text": about}))
         return
     use = USE["framework"].format(name=name, domain=domain)
-    write(f"{name}  (framework of {domain})\n\n{_paragraph(about)}\n\nUse it with: {use}")
+    write(f"{name}  (framework of {domain})\n\n{fitted(about, screen_width())}\n\nUse it with: {use}")
 
 
 def _show_entry(entry: Entry, as_json: bool) -> None:
@@ -137,9 +137,10 @@ def _show_entry(entry: Entry, as_json: bool) -> None:
     if as_json:
         print(json.dumps(facts, indent=2, default=str))
         return
-    write(f"{entry.name}  ({entry.kind})\n\n{_paragraph(entry.summary)}\n")
+    write(f"{entry.name}  ({entry.kind})\n\n{fitted(entry.summary, screen_width())}\n")
     if entry.formula:
-        write(_paragraph("\n".join(f"    {line}" for line in entry.formula.splitlines())) + "\n")
+        formula = "\n".join(f"    {line}" for line in entry.formula.splitlines())
+        write(fitted(formula, screen_width()) + "\n")
     facts_shown = (
         ("source:", entry.source),
         ("cost:", entry.cost),
@@ -150,7 +151,7 @@ def _show_entry(entry: Entry, as_json: bool) -> None:
     )
     write(definitions((f"{label:<8}", value) for label, value in facts_shown if value))
     for paper, lines in entry.deviations.items():
-        write(_paragraph(f"\ndeviations from {paper}:" if lines else f"\nno deviations from {paper}"))
+        write(f"\ndeviations from {paper}:" if lines else f"\nno deviations from {paper}")
         if lines:
             write(definitions((("-", line) for line in lines), "  "))
     if options:
@@ -159,15 +160,6 @@ def _show_entry(entry: Entry, as_json: bool) -> None:
             name, kind, required, default, bounds, about = option.values()
             rows.append((name, kind, "required" if required else _value(default), bounds, about))
         write(f"\noptions:\n{_listed(rows)}")
-
-
-def _paragraph(text: str) -> str:
-    """Wrap each line of a text."""
-    lines = []
-    for each in text.splitlines():
-        indent = each[: len(each) - len(each.lstrip())]
-        lines += [indent + line for line in folded(each.strip(), screen_width() - len(indent))]
-    return "\n".join(lines)
 
 
 def _engine(entry: Entry) -> str:
@@ -190,7 +182,7 @@ def _show_table(name: str, table: type[Settings], as_json: bool) -> None:
         keys = ("name", "type", "default", "range", "help")
         print(json.dumps({"name": name, "settings": [dict(zip(keys, row, strict=True)) for row in rows]}, indent=2))
         return
-    write(_paragraph(f"[{name}]  {inspect.getdoc(table) or ''}") + "\n")
+    write(fitted(f"[{name}]  {inspect.getdoc(table) or ''}", screen_width()) + "\n")
     print(_listed(rows))
 
 

@@ -14,25 +14,24 @@ from dipole.core.utils.launched import launched
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
     """Train one recipe and record the result."""
-    parser.add_argument("recipe", metavar="RECIPE", help="a shipped recipe (`dipole list recipes`) or a .toml file")
+    add = parser.add_argument
+    add("recipe", metavar="RECIPE", help="a shipped recipe (`dipole list recipes`) or a .toml file")
     add_overrides(
         parser, "change settings, such as train.epochs=5 'objective=infonce + 0.1*dp'; KEY= goes back to the default"
     )
-    parser.add_argument("--seed", type=int, help="same as --set seed=N")
+    add("--seed", type=int, help="same as --set seed=N")
     add_runs(parser, "folder of runs (default: runs)")
-    parser.add_argument(
+    add(
         "--resume",
         default="auto",
         metavar="auto|never|PATH",
         help="auto (default): continue from the newest checkpoint; never: start again; PATH: from that checkpoint, or "
         "the newest of that run's folder",
     )
-    parser.add_argument("--overwrite", action="store_true", help="run again even if this run is finished")
-    parser.add_argument(
-        "--print-config", action="store_true", help="print the resolved settings and their origin, and stop"
-    )
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
-    parser.add_argument(
+    add("--overwrite", action="store_true", help="run again even if this run is finished")
+    add("--print-config", action="store_true", help="print the resolved settings and their origin, and stop")
+    add("--quiet", action="store_true", help="show no progress")
+    add(
         "--log",
         metavar="TRACKER,...",
         nargs="+",
@@ -40,10 +39,8 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
         default=[],
         help="also log to these trackers: tensorboard, wandb, mlflow, trackio",
     )
-    parser.add_argument(
-        "--tensorboard", action="append_const", dest="log", const="tensorboard", help="same as --log tensorboard"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add("--tensorboard", action="append_const", dest="log", const="tensorboard", help="same as --log tensorboard")
+    add("--json", action="store_true", help="print one JSON object")
     return resumable(run)
 
 
