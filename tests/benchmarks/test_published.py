@@ -165,8 +165,10 @@ def test_every_suite_can_be_built(scale):
 def test_a_plan_names_what_cannot_be_built_and_its_cell(suite, override, cause, capsys, tmp_path):
     command = ["bench", suite, "--scale", "paper", "--plan", "--seeds", "1", "--runs", str(tmp_path)]
     assert main([*command, "--set", override]) == 1
-    line = next(line for line in capsys.readouterr().out.splitlines() if cause in line)
+    lines = capsys.readouterr().out.splitlines()
+    line = next(line for line in lines if cause in line)
     sized = read_suite(suite).at("paper")
+    assert f"{f'recipe {sized.scale.recipe}, ' * (suite != 'arora-table2-text')}seeds 0" in lines
     row, column = next((row, column) for row, column, _ in sized.cells())
     if suite != "lmcl-table2":  # its first row has a bank, the second none
         assert line.startswith(f"cannot run: row {row.label!r}, column {column.name!r}, seed 0")
