@@ -6,6 +6,7 @@ object, and NaN, Infinity and lone surrogates are refused.
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import os
@@ -49,8 +50,11 @@ def read_end(path: Path, count: int) -> bytes:
 
 def read_text(path: Path, most: int = LARGEST) -> str:
     """Return the content of a regular UTF-8 file. Raise ReceivedError as in `read_bytes`."""
+    content = read_bytes(path, most)
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ReceivedError(path, "is UTF-16, as `>` of PowerShell writes it: save it as UTF-8")
     try:
-        return read_bytes(path, most).decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ReceivedError(path, f"is damaged: not UTF-8 ({error.reason} at byte {error.start})") from error
 
@@ -66,9 +70,9 @@ def read_json(path: Path, most: int = LARGEST) -> Any:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the tables of a TOML file. Raise ReceivedError if it is damaged."""
-    content = read_bytes(path, LARGEST_TOML)
+    text = read_text(path, LARGEST_TOML)
     try:
-        return parse_toml(content.decode("utf-8-sig"))
+        return parse_toml(text)
     except ValueError as error:
         raise ReceivedError(path, f"is not valid TOML: {error}") from error
 

@@ -248,7 +248,7 @@ def test_o_and_out_name_what_is_written(option, line, capsys):
     assert Path("place") in vars(parser_of(name).parse_args([*rest, option, "place"])).values()
     for wrong, said in (("", "is empty"), ("-", "standard output")):  # "" as from a variable without a value
         assert said in dipole(capsys, name, *rest, option, wrong)[2]
-    for words in (["embed", "r"], ["report"], ["results", "list"]):  # and is not this folder
+    for words in (["embed", "r"], ["report"], ["results", "list"], ["train", "r", "--resume"]):
         assert "is empty" in dipole(capsys, *words, "")[2]
 
 

@@ -49,6 +49,8 @@ STRANGERS = {
     ("bench", "demo", "--slurm", "time=1", "--plan"): ("--slurm time=1 belongs to --engine slurm", 2),
     ("list", "runs", "--runs", "nowhere"): ("--runs nowhere: no such folder", 2),
     ("list", "runs", "--runs", "my.toml"): ("--runs my.toml: it is a file", 2),
+    ("list", "runs", "--runs", "run"): ("--runs run: it is the folder of one run", 2),
+    ("train", "lmcl-toy", "--log", ""): ("--log: unknown tracker ''", 2),
     ("check", "infonce", "--engine", "nothing"): ("'nothing' names no engine; there are dense, eager, triton", 1),
     ("report", "run"): ("run is one run. Give its parent folder, ..", 2),
     ("report", "d", "-o", "my.toml/x.html"): ("choose another folder with -o", 1),

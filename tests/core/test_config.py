@@ -146,7 +146,7 @@ def test_unknown_recipe_and_broken_file(tmp_path):
         ("nothing-here", b"", r"unknown recipe 'nothing-here'.*dipole|Shipped"),
         (tmp_path / "absent.toml", b"", "no recipe file"),
         (broken, b"a = = 3", r"broken.toml is not valid TOML.*line 1"),
-        (broken, b"\xff\xfe\x00", "not valid TOML"),
+        (broken, b"\xff\xfe\x00", r"broken.toml is UTF-16.*save it as UTF-8"),
     ):
         broken.write_bytes(content)
         with pytest.raises(ConfigError, match=said):

@@ -84,12 +84,14 @@ def list_kind(kind: str, runs: Path = Path(RUNS)) -> list[dict[str, Any]]:
 
 
 def _runs(folder: Path) -> list[dict[str, Any]]:
-    from dipole.core.record import run_folders, run_line
+    from dipole.core.record import is_run, run_folders, run_line
     from dipole.core.utils.errors import ConfigError
     from dipole.core.utils.files import instead_of_folder
     from dipole.core.utils.text import printable, text_table
 
     wrong = instead_of_folder(folder)
+    if is_run(folder):
+        wrong = "it is the folder of one run"
     if wrong and (folder != Path(RUNS) or folder.exists()):
         raise ConfigError(f"--runs {folder}: {wrong}. Give a folder that `dipole train` or `dipole bench` wrote.")
     found = [run_line(path) for path in run_folders(folder)]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
 from dipole.core.cli import Runner
 from dipole.core.cli.output import stdout_to_stderr, write
-from dipole.core.cli.parser import add_overrides, add_runs, resumable
+from dipole.core.cli.parser import add_overrides, add_runs, resumable, to_path
 from dipole.core.utils.launched import launched
 
 
@@ -23,6 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     add_runs(parser, "folder of runs (default: runs)")
     add(
         "--resume",
+        type=lambda text: text if text in ("auto", "never") else to_path(text),
         default="auto",
         metavar="auto|never|PATH",
         help="auto (default): continue from the newest checkpoint; never: start again; PATH: from that checkpoint, or "
@@ -68,10 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
         record = train(
             config,
             arguments.runs,
-            resume=arguments.resume if arguments.resume in ("auto", "never") else Path(arguments.resume),
+            resume=arguments.resume,
             overwrite=arguments.overwrite,
             quiet=arguments.quiet,
-            log=[name for text in arguments.log for name in text.split(",") if name],
+            log=[name for text in arguments.log for name in text.split(",")],
         )
         leave()
     if launched().rank:
