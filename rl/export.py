@@ -21,7 +21,7 @@ from stable_baselines3 import SAC, TD3
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.utils import get_system_info
 
-from dipole.core.train.card import Card, write_card
+from dipole.core.train.exports import Card, write_card
 from dipole.core.utils.errors import TrainingError
 from dipole.core.utils.seeding import isolated
 from dipole.rl import networks, seen

@@ -8,8 +8,8 @@ from typing import Any, cast
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from dipole.core.train.exports import FILE, check_onnx, open_onnx
 from dipole.core.train.inference import Embedder, chosen_features
-from dipole.core.train.onnx_file import FILE, check_onnx, open_onnx
 from dipole.core.utils.backbone import open_exported, reads_images
 from dipole.core.utils.errors import ConfigError, DataError, TrainingError
 from dipole.core.utils.extras import needing

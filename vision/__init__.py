@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from dipole.core.utils.extras import lazy
 
 if TYPE_CHECKING:  # an alias marks an export
-    from dipole.core.train.optimizer import LARS as LARS
-    from dipole.core.train.optimizer import warmup_cosine as warmup_cosine
+    from dipole.core.train.update import LARS as LARS
+    from dipole.core.train.update import warmup_cosine as warmup_cosine
     from dipole.vision.augmentations import Augment as Augment
     from dipole.vision.frameworks.clip import CLIP as CLIP
     from dipole.vision.frameworks.cmc import CMC as CMC

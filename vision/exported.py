@@ -33,8 +33,8 @@ def open_folder(folder: Path, device: torch.device, features: str | None) -> Emb
     import torch
     from transformers import AutoImageProcessor
 
+    from dipole.core.train.exports import check_onnx, open_onnx
     from dipole.core.train.inference import chosen_features
-    from dipole.core.train.onnx_file import check_onnx, open_onnx
     from dipole.core.utils.backbone import open_exported
     from dipole.core.utils.errors import DataError
     from dipole.vision.encoders.hub import CHANNELS, read_pooled, register_exports, unmasked

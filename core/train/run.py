@@ -16,12 +16,11 @@ from torch import Tensor
 from dipole.core.objectives.objective import Outcome
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.record import RunRecord, now
-from dipole.core.train.callbacks import Evaluations, TermNotes, write_run_record
+from dipole.core.train.callbacks import Evaluations, Health, TermNotes, write_run_record
 from dipole.core.train.checkpoint import capture, first_start, restore, restoring, save_checkpoint, starting_state
 from dipole.core.train.config import RunConfig
 from dipole.core.train.domains import adapter_class
 from dipole.core.train.evaluation import Evaluated
-from dipole.core.train.health import Health
 from dipole.core.train.launch import Processes, fewer_than_asked, launch, pick_device
 from dipole.core.train.metrics import Metrics, check_trackers, crossed
 from dipole.core.train.model import build, save_kept, save_weights

@@ -21,7 +21,7 @@ from dipole.core.objectives.spectrum import converged, distance_from_identity, e
 from dipole.core.train.config import TrainConfig
 from dipole.core.train.evaluation import diagnose_objective
 from dipole.core.train.identity import written_out
-from dipole.core.train.optimizer import build_optimizer
+from dipole.core.train.update import build_optimizer
 from tests.runs import refused
 
 SIZES = [(2, 2, 2, 0), (5, 3, 4, 1), (6, 2, 5, 2)]  # instances, views, width, seed

@@ -22,7 +22,7 @@ from torch import nn
 
 from dipole.core.cli import main
 from dipole.core.train import metrics
-from dipole.core.train.card import Card, check_push, push, set_licence, write_card
+from dipole.core.train.exports import Card, check_push, push, set_licence, write_card
 from dipole.core.train.run import RunInterruptedError
 from dipole.core.utils import progress
 from dipole.core.utils.backbone import NetworkSource, load

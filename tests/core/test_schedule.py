@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from dipole import Composite, ConfigError, DipoleError, Objective, objective
 from dipole.core.objectives.registry import register, registry
 from dipole.core.train import schedule
+from dipole.core.train.callbacks import Health, gradient_lengths
 from dipole.core.train.config import TrainConfig
-from dipole.core.train.health import Health, gradient_lengths
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.model import load_run
-from dipole.core.train.optimizer import LARS, build_optimizer, learning_rate
 from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run_folder import RunFolder
+from dipole.core.train.update import LARS, build_optimizer, learning_rate
 from dipole.core.utils.seeding import Seeds
 
 TEMPERATURE = "train.schedule.infonce.temperature=exponential(1, 0.1, start=2, end=8)"

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from dipole import benchmarks
 from dipole.benchmarks.suite import read_suite
-from dipole.core.train.health import Health
+from dipole.core.train.callbacks import Health
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import Run, RunInterruptedError, train

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from torch import nn
 from transformers import AutoTokenizer
 
-from dipole.core.train.card import public_name
+from dipole.core.train.exports import public_name
 from dipole.core.utils.errors import ConfigError, DataError, TrainingError
 from dipole.text.config import TextSettings
 from dipole.text.encode import SentenceEncoder

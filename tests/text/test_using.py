@@ -13,9 +13,9 @@ import torch
 from huggingface_hub import ModelCard
 
 from dipole.core.cli import main
+from dipole.core.train.exports import write_onnx
 from dipole.core.train.inference import embed
 from dipole.core.train.model import evaluate_run, load_run
-from dipole.core.train.onnx_file import write_onnx
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.utils.errors import CheckpointError, ConfigError, DataError, DipoleError, OptionError, TrainingError
 from dipole.text.embed import FunctionEmbedder, SentenceEmbedder, read_sentences

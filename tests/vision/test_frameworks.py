@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 
 from dipole import Pairs, objective
-from dipole.core.train.optimizer import LARS
+from dipole.core.train.update import LARS
 from dipole.core.utils.errors import ConfigError, PairsError
 from dipole.vision.frameworks import carriers
 from dipole.vision.frameworks.base import Batch

@@ -14,8 +14,8 @@ from transformers import AutoModel, CLIPVisionModel, ViTConfig, ViTMAEConfig, Vi
 from dipole import objective
 from dipole.core.train.config import TrainConfig
 from dipole.core.train.memory_saving import PatchedEncoders
-from dipole.core.train.optimizer import build_optimizer
 from dipole.core.train.recipe import resolve
+from dipole.core.train.update import build_optimizer
 from dipole.core.utils import backbone
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.seeding import seed_everything

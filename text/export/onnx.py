@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dipole.core.train.card import Card, write_card
-from dipole.core.train.onnx_file import FILE, OUTPUT, TOLERANCE, write_onnx
+from dipole.core.train.exports import FILE, OUTPUT, TOLERANCE, Card, write_card, write_onnx
 from dipole.core.utils.errors import ConfigError
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import networks

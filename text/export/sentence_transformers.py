@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dipole.core.train.card import Card, write_card
+from dipole.core.train.exports import Card, write_card
 from dipole.core.utils.extras import needing
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders.batch import make_batch

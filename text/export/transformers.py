@@ -8,7 +8,7 @@ whose code lies in the folder and whose output is the sentence's vector, as the 
 from pathlib import Path
 from typing import Any
 
-from dipole.core.train.card import Card, write_card
+from dipole.core.train.exports import Card, write_card
 from dipole.core.utils.backbone import network_class, without_transformers_output
 from dipole.text.encode import Normalize, SentenceEncoder
 from dipole.text.encoders.networks import Transformer

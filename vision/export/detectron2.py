@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dipole.core.train.card import Card, write_card
+from dipole.core.train.exports import Card, write_card
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.text import counted
 from dipole.vision.encoders import Encoder

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dipole.core.train.card import Card, write_card
-from dipole.core.train.onnx_file import FILE, OUTPUT, write_onnx
+from dipole.core.train.exports import FILE, OUTPUT, Card, write_card, write_onnx
 from dipole.vision.encoders.hub import write_processor
 from dipole.vision.export import TrainedModel
 from dipole.vision.frameworks.base import Framework

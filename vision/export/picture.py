@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from dipole.core.train.card import Card, write_card
+from dipole.core.train.exports import Card, write_card
 from dipole.core.utils.text import counted
 from dipole.vision.export import TrainedModel
 

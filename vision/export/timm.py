@@ -10,7 +10,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dipole.core.train.card import Card, write_card
+from dipole.core.train.exports import Card, write_card
 from dipole.core.utils.errors import ConfigError
 from dipole.vision.encoders import Encoder
 from dipole.vision.encoders.networks import ResNetEncoder

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, ResNetConfig, ResNetModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from dipole.core.train.card import Card, write_card
+from dipole.core.train.exports import Card, write_card
 from dipole.core.utils.backbone import without_transformers_output
 from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.vision import modeling_dipole_vision as modeling

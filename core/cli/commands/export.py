@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.private and arguments.push is None:
         raise ConfigError("--private needs --push REPO.")
     if arguments.push is not None:
-        from dipole.core.train.card import check_push
+        from dipole.core.train.exports import check_push
 
         check_push(arguments.push)
     if out.exists() and (not out.is_dir() or not all(map(is_scratch, out.iterdir()))):
@@ -64,13 +64,13 @@ def run(arguments: argparse.Namespace) -> int:
         with disk_refusing(f"cannot export to {out}", option="--out"), _filled(out) as temporary:
             adapter.export(arguments.to, temporary, record, objective)
             if arguments.license is not None:
-                from dipole.core.train.card import set_licence
+                from dipole.core.train.exports import set_licence
 
                 set_licence(temporary, arguments.license)
         write(out)
         answer |= {"folder": str(out), "format": arguments.to, "pushed": None}
         if arguments.push is not None:
-            from dipole.core.train.card import push
+            from dipole.core.train.exports import push
 
             answer["pushed"] = push(out, arguments.push, arguments.private)
             write(answer["pushed"])
