@@ -99,17 +99,6 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     return state
 
 
-def newest_checkpoint(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return the newest readable checkpoint of a folder (None if there is none) and what was wrong with newer ones."""
-    problems: list[str] = []
-    for path in reversed(list_checkpoints(folder)):
-        try:
-            return load_checkpoint(path), problems
-        except CheckpointError as error:
-            problems.append(str(error))
-    return None, problems
-
-
 def starting_state(
     folder: Path, run_id: str, resume: Literal["auto", "never"] | Path, warn: Callable[[str], None]
 ) -> dict[str, Any] | None:
@@ -120,24 +109,25 @@ def starting_state(
     """
     if resume == "never":
         return None
-    if isinstance(resume, Path) and not is_folder(resume):
-        state = load_checkpoint(resume)
-    else:
-        place = folder
-        if isinstance(resume, Path):
-            place = resume
-            if is_folder(resume / folder.name):
-                place = resume / folder.name
-        found, problems = newest_checkpoint(place)
-        if found is None and isinstance(resume, Path):
-            raise CheckpointError("\n".join([f"there is no readable checkpoint in the folder {resume}.", *problems]))
-        if problems and found is None:
-            problems.append("no checkpoint is left to continue from; starting at step 0.")
-        for problem in problems:
-            warn(f"warning: {problem}")
-        if found is None:
-            return None
-        state = found
+    paths, problems, state = list_checkpoints(folder)[::-1], list[str](), None
+    if isinstance(resume, Path):
+        paths = [resume]
+        if is_folder(resume):
+            paths = (list_checkpoints(resume / folder.name) or list_checkpoints(resume))[::-1]
+    for path in paths:
+        try:
+            state = load_checkpoint(path)
+            break
+        except CheckpointError as error:
+            problems.append(str(error))
+    if state is None and isinstance(resume, Path):
+        raise CheckpointError("\n".join(problems) or f"there is no checkpoint in the folder {resume}.")
+    if state is None and problems:
+        problems.append("no checkpoint is left to continue from; starting at step 0.")
+    for problem in problems:
+        warn(f"warning: {problem}")
+    if state is None:
+        return None
     name = state.get("hash")
     if type(name) is not str or (state.get("format"), name) != (FORMAT, run_id):
         raise CheckpointError(

@@ -23,8 +23,7 @@ from dipole.core.cli.commands.rm import _check_idle
 from dipole.core.objectives.registry import registry
 from dipole.core.objectives.spec import parse
 from dipole.core.record import RunRecord, finite, read_additions, read_record
-from dipole.core.train import checkpoint
-from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
+from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint, starting_state
 from dipole.core.train.metrics import MetricsFile, read_metrics
 from dipole.core.train.model import load_weights
 from dipole.core.train.recipe import load_recipe, parse_override, read_recipe, resolve
@@ -38,7 +37,8 @@ from tests.systems import file_limit, was_killed
 
 
 def state(step: int) -> dict:
-    return {"step": step, "weights": torch.full((1000,), float(step)), "rng": rng_state(), "names": ["a", 1, None, 2.5]}
+    weights, names = torch.full((1000,), float(step)), ["a", 1, None, 2.5]
+    return {"step": step, "weights": weights, "rng": rng_state(), "names": names, "format": 1, "hash": "a"}
 
 
 def test_the_last_two_are_kept_and_load_safely(tmp_path):
@@ -71,8 +71,8 @@ def test_damage_is_one_error_and_the_one_before_is_taken(tmp_path, damage):
     with pytest.raises(CheckpointError, match="truncated or damaged") as caught:
         load_checkpoint(newest)
     assert str(newest) in str(caught.value)
-    found, problems = newest_checkpoint(tmp_path)
-    assert (found["step"], problems) == (1, [str(caught.value)])
+    found = starting_state(tmp_path, "a", "auto", (problems := []).append)
+    assert (found["step"], problems) == (1, [f"warning: {caught.value}"])
 
 
 def test_missing_and_foreign_places(tmp_path):
@@ -85,7 +85,7 @@ def test_missing_and_foreign_places(tmp_path):
         (lambda: load_checkpoint(tmp_path / "model.pt"), "must be step-<number>"),
     ):
         refused(CheckpointError, said, call)
-    assert newest_checkpoint(tmp_path / "absent") == (None, [])
+    assert starting_state(tmp_path / "absent", "a", "auto", print) is None
 
 
 def test_code_is_neither_written_nor_read(tmp_path, monkeypatch):
@@ -103,7 +103,7 @@ def test_code_is_neither_written_nor_read(tmp_path, monkeypatch):
     for state in (None, [], {}, {"format": 1}, {"format": 1, "hash": []}, {"format": 1, "hash": "a"}):
         path = save_checkpoint(tmp_path, 4, state)  # its hash is right, whatever is in it
         with pytest.raises(CheckpointError):
-            checkpoint.starting_state(tmp_path, {"a"}, path, lambda said: None)
+            starting_state(tmp_path, "b", path, print)
 
 
 class Trap:

@@ -223,7 +223,7 @@ def test_checkpoint_of_another_configuration_is_refused(blobs, tmp_path, monkeyp
         (3, checkpoint, "belongs to another run"),
         (3, checkpoint.parents[1], "belongs to another run"),
         (0, Path("nowhere.safetensors"), "no checkpoint"),
-        (0, tmp_path, "no readable checkpoint in the folder"),
+        (0, tmp_path, "there is no checkpoint in the folder"),
         (0, "foo", r"resume must be 'auto', 'never' or the Path .* got 'foo'"),
     ):
         refused((CheckpointError, ConfigError), said, quiet, blobs, f"seed={seed}", runs=tmp_path, resume=resume)
