@@ -179,7 +179,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
-        """Return an iterator over the batches `start`, `start + 1`, ... of an epoch.
+        """Return an iterator over the batches `start`, `start + 1`, ... of an epoch, as `embed` takes them.
 
         They depend only on (seed, epoch, index), never on earlier draws. This makes resume exact. With several ranks,
         draw the order of the global batch from the seed and take its rows `rank * b .. (rank + 1) * b`.
@@ -187,9 +187,6 @@ class Adapter(ABC):
         Args:
             epoch: its number, from 0.
             start: number of the first batch, from 0.
-
-        Yields:
-            Batches, as `embed` takes them.
         """
 
     @abstractmethod

@@ -211,11 +211,8 @@ def write_run_record(run: Any, status: Status, error: str | None = None) -> RunR
     if run.device.type == "cuda":
         fields["peak_device_bytes"] = torch.cuda.max_memory_allocated(run.device)
     record = RunRecord(
+        **config.model_dump(include={"name", "domain", "objective", "seed"}),
         hash=config.hash,
-        name=config.name,
-        domain=config.domain,
-        objective=config.objective,
-        seed=config.seed,
         status=status,
         error=error,
         started=run.started,

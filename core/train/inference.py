@@ -58,14 +58,11 @@ class Embedder(ABC):
 
     @abstractmethod
     def read(self, source: str, column: str | None = None) -> Inputs:
-        """Open a file, a folder, or "-" for lines of standard input if the domain supports it.
+        """Return identifiers and contents of the rows of a file, a folder, or "-" (lines of standard input).
 
         Args:
             source: the path, or "-".
             column: of a table. By default the first usual name.
-
-        Returns:
-            Identifiers and contents of rows.
 
         Raises:
             DataError: nothing is there, or it cannot be read.
