@@ -87,8 +87,7 @@ def test_a_process_that_is_gone_is_known():
 @pytest.mark.parametrize(("variables", "setting", "said"), [
     ("ACCELERATE_USE_FSDP=true", "seed=0", "FSDP .*train.microbatch"),
     ("ACCELERATE_USE_DEEPSPEED=true", "seed=0", "DeepSpeed"),
-    ("ACCELERATE_USE_MEGATRON_LM=true", "seed=0", "Megatron"),
-    ("PJRT_DEVICE=TPU", "seed=0", "TPU"),
+    ("ACCELERATE_USE_MEGATRON_LM=true", "seed=0", "Megatron"), ("PJRT_DEVICE=TPU", "seed=0", "TPU"),
     ("ACCELERATE_MIXED_PRECISION=bf16", "seed=0", "--set train.precision=bf16-mixed"),
     ("ACCELERATE_MIXED_PRECISION=fp16", "train.precision=bf16-mixed", "--set train.precision=16-mixed"),
     ("ACCELERATE_DYNAMO_BACKEND=INDUCTOR", "seed=0", "train.compile=true"),

@@ -315,8 +315,7 @@ def test_a_term_that_reads_rows_without_gradient_removes_none(alone):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("spec", "make"), [
-    ("blocks", Pairs.from_blocks),
-    ("blocks", lambda x: Pairs.cross(x[:, 0], x[:, 1:])),
+    ("blocks", Pairs.from_blocks), ("blocks", lambda x: Pairs.cross(x[:, 0], x[:, 1:])),
     ("infonce", lambda x: Pairs.from_blocks(x, candidates="means")),
 ])  # fmt: skip
 def test_means_of_blocks_are_formed_in_full_precision(spec, make, dtype):

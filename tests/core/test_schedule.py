@@ -37,8 +37,7 @@ def equal(one: RunFolder, other: RunFolder) -> bool:
 
 
 @pytest.mark.parametrize(("text", "expected"), [
-    ("linear(1, 3)", [1.0, 1.5, 2.0, 3.0]),
-    ("linear(1, 3, start=5, end=15)", [1.0, 1.0, 2.0, 3.0]),
+    ("linear(1, 3)", [1.0, 1.5, 2.0, 3.0]), ("linear(1, 3, start=5, end=15)", [1.0, 1.0, 2.0, 3.0]),
     ("cosine(2, 0, end=10)", [2.0, 1 + math.cos(math.pi / 2), 0.0, 0.0]),
     ("exponential(1, 1e-4)", [1.0, 0.1, 1e-2, 1e-4]), ([[5, 1.0], [10, 2]], [1.0, 1.0, 2.0, 2.0]),
 ])  # fmt: skip
@@ -142,8 +141,7 @@ def ahead():
 
 
 @pytest.mark.parametrize(("entry", "said"), [
-    ("dp.weight=linear(0, 1)", "no term 'dp'"),
-    ("infonce.temperatur=linear(1, 2)", "Did you mean 'temperature'"),
+    ("dp.weight=linear(0, 1)", "no term 'dp'"), ("infonce.temperatur=linear(1, 2)", "Did you mean 'temperature'"),
     ("infonce.similarity=linear(1, 2)", "nothing 'similarity' to schedule"),
     ("infonce.temperature=linear(0, 1)", "must be a number > 0"),
     *((f"infonce.temperature={wrong}", "is no schedule") for wrong in ("linear(1, nan)", "[]", "0.5")),

@@ -303,8 +303,7 @@ def test_report_has_every_theorem_or_says_why_not():
 
 
 @pytest.mark.parametrize(("make", "message"), [
-    (lambda: Choices(k=0), "k must be an integer >= 1"),
-    (lambda: Choices(seed=10**20), "seed must be an integer >= 0"),
+    (lambda: Choices(k=0), "k must be an integer >= 1"), (lambda: Choices(seed=10**20), "seed must be an integer >= 0"),
     (lambda: Choices(tasks=1), "tasks must be an integer >= 2"),
     (lambda: Choices(confidence=1.0), "confidence must be a number > 0 and < 1"),
     (lambda: Choices(losses=("softmax",)), "hinge, logistic"),

@@ -56,17 +56,14 @@ TEMPERATURE = "train.schedule.infonce.temperature=exponential(1, 0.1, start=2, e
 
 
 @pytest.mark.parametrize("overrides", [
-    (),
-    ("blobs.queue=24", "train.optimizer=sgd", "train.schedule=cosine", "train.warmup=2"),
+    (), ("blobs.queue=24", "train.optimizer=sgd", "train.schedule=cosine", "train.warmup=2"),
     ("objective=infonce(similarity=bilinear)+0.1*cllr(dim=8, solver=proximal)", "train.optimizer=adamw"),
     ("train.optimizer=lars", "train.clip=0.1", "objective=infonce+dp"),
     ("objective=infonce(temperature=learned, init=0.07)", "train.best_by=mean/accuracy"),
     ("train.best_by=-mean/accuracy",),  # the smallest comes first, before the interruption
-    ("train.microbatch=5", "blobs.queue=24"), ("train.activation_checkpointing=true",),
-    ("train.precision=16-mixed",),
+    ("train.microbatch=5", "blobs.queue=24"), ("train.activation_checkpointing=true",), ("train.precision=16-mixed",),
     ("objective=infonce+dp", TEMPERATURE, 'train.schedule."dp.weight"=[[0, 0], [4, 0.2], [8, 0.1]]'),
-    (DOMINATED, "train.steps=60"),
-    (DOMINATED, "train.steps=60", "train.best_by=mean/accuracy"),
+    (DOMINATED, "train.steps=60"), (DOMINATED, "train.steps=60", "train.best_by=mean/accuracy"),
 ])  # fmt: skip
 def test_resume_is_bit_exact(blobs, tmp_path, monkeypatch, overrides):
     overrides = ("train.evaluate_every=4", *overrides)
@@ -357,8 +354,7 @@ def test_resume_on_a_gpu(blobs, tmp_path, monkeypatch, precision):
 
 
 @pytest.mark.parametrize(("term", "rate", "said"), [
-    ("cllr", 0.02, "cllr: L has vanished"),
-    ("cllr(alpha=0)", 0.1, "cllr: L is a multiple of the identity"),
+    ("cllr", 0.02, "cllr: L has vanished"), ("cllr(alpha=0)", 0.1, "cllr: L is a multiple of the identity"),
     ("1*cllr(alpha=0.3, features=unit, norm=nuclear, solver=proximal)", 0.1, ""),
 ])  # fmt: skip
 def test_what_becomes_of_a_projection_is_said_and_recorded_once(blobs, tmp_path, capsys, term, rate, said):
