@@ -1,7 +1,5 @@
 """The command line. `main` runs one command, and `commands` has a file for each."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

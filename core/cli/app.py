@@ -9,8 +9,6 @@ Each module of `commands/` has one, and packages declare theirs as entry points 
 modules must not import torch when they are imported, so that `--help` is quick.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ Streams may be closed, full, without a reader, or of a small alphabet. `finish` 
 ends. Otherwise the interpreter would print a traceback and exit with 120.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import json

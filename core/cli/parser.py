@@ -1,7 +1,5 @@
 """Argument parsing: wrong usage as an exception that names the nearest option, and types of arguments."""
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import shlex

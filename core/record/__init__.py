@@ -3,8 +3,6 @@
 A record has everything needed to compare, cite and repeat a run. It is validated on reading and written atomically.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -85,7 +83,7 @@ class Histogram(Part):
     incorrect: list[float] | None = None
 
     @model_validator(mode="after")
-    def _fits(self) -> Histogram:
+    def _fits(self) -> "Histogram":
         if len(self.edges) < 2 or any(right <= left for left, right in pairwise(self.edges)):
             raise ValueError("the edges of the bins must grow")
         for name in ("all", "same", "different", "correct", "incorrect"):

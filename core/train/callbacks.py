@@ -4,8 +4,6 @@
 `Run` in progress (run.py imports this module).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress

@@ -9,8 +9,6 @@ Another number of ranks may continue a checkpoint. Data, views and the loss belo
 optimizer and queues fit any number of ranks. State that a rank draws, keeps or averages for itself does not.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence

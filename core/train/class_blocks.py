@@ -4,8 +4,6 @@
 classifier.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -95,7 +93,7 @@ class BlockShape:
     loss: Literal["logistic", "hinge"] = "logistic"
 
     @classmethod
-    def of(cls, objective: Composite | None, size: int) -> BlockShape:
+    def of(cls, objective: Composite | None, size: int) -> "BlockShape":
         """Return the shape of the first `blocks` term: b is its `size`, k is 1 by default. Without one: (size, 1)."""
         for _, _, term in objective if isinstance(objective, Composite) else ():
             if isinstance(term, Blocks):

@@ -1,7 +1,5 @@
 """An objective as the loss of transformers' Trainer: a `compute_loss_func` of what a model returns and of labels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from statistics import fmean

@@ -1,7 +1,5 @@
 """The tables of a recipe as strict, frozen models: the base of every table, [train], and the recipe itself."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib
@@ -213,7 +211,7 @@ class TrainConfig(Settings):
         return value
 
     @model_validator(mode="after")
-    def _complete(self) -> TrainConfig:
+    def _complete(self) -> "TrainConfig":
         """Check that the settings fit together, and fill in defaults that depend on others."""
         problems = []
         is_adam, is_stepped = self.optimizer in ("adam", "adamw"), self.rate_schedule == "step"
@@ -325,7 +323,7 @@ class RunConfig(Settings):
         return "none" if text.strip().lower() == "none" else str(_build(text))
 
     @model_validator(mode="after")
-    def _schedules_fit(self) -> RunConfig:
+    def _schedules_fit(self) -> "RunConfig":
         if curves := self.train.curves:
             built = None
             if self.objective != "none":

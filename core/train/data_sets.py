@@ -4,8 +4,6 @@ An entry point of the group `dipole.data` names a mapping: name -> `DataSet` (fe
 `Built` (made from the user's own files by `dipole data NAME`). The module of that mapping imports nothing heavy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

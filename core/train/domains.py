@@ -7,8 +7,6 @@ The entry point names a `Domain` in a module that imports nothing heavy. The dom
 recipe needs it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -139,7 +137,7 @@ def _load(point: EntryPoint) -> Domain:
     return replace(domain, package=package(point))
 
 
-def adapter_class(name: str) -> type[Adapter]:
+def adapter_class(name: str) -> "type[Adapter]":
     """Import the adapter of a domain. Raise ConfigError if it is unknown or its packages are missing."""
     domain = find_domain(name)
     try:

@@ -1,7 +1,5 @@
 """Evaluate a frozen encoder with the domain's probes, and diagnostics that are the same in every domain."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean

@@ -3,8 +3,6 @@
 An ONNX file is checked by onnxruntime when it is written. A card is README.md with a YAML head.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -3,8 +3,6 @@
 Adapters (LoRA, Hu et al. 2022) are those of peft: W x + (alpha / rank) B A x, W fixed.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal

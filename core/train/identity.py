@@ -10,8 +10,6 @@ runs did (`Option.former`) enters unless it has that earlier value. Code from ou
 distribution, version and a hash of its source.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import inspect

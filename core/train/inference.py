@@ -3,8 +3,6 @@
 A domain implements `Embedder`, which reads inputs and computes vectors.
 """
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator

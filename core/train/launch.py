@@ -1,7 +1,5 @@
 """The device and the processes of a run. accelerate joins several processes."""
 
-from __future__ import annotations
-
 import os
 import re
 from typing import Any

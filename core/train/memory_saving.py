@@ -1,7 +1,5 @@
 """Run the encoders of a training step in microbatches, with activation checkpointing, or compiled."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager

@@ -4,8 +4,6 @@ Trackers are TensorBoard, Weights & Biases, MLflow and trackio. accelerate's tra
 continues the right run after a resume, logs no line twice, and reports how a run ended.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import math

@@ -4,8 +4,6 @@ model/module.safetensors and model/objective.safetensors hold the weights. model
 addition so that the model can be used without its training data (`Adapter.keep`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache

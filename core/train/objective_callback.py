@@ -4,8 +4,6 @@ Importing this module adds it to the default callbacks of transformers, and so o
 objectives that are trained with the trainer's model. In other trainers it does nothing.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

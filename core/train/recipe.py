@@ -3,8 +3,6 @@
 Precedence: defaults < recipe < --set. All problems of a configuration are reported in one ConfigError.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence

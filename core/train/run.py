@@ -1,7 +1,5 @@
 """One run: build it, train it (by `update.py` or the domain's own loop), log, evaluate, save and record it."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import time

@@ -3,8 +3,6 @@
 runs/<hash>/{config.toml, metrics.jsonl, record.json, checkpoints/, model/}
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Iterable

@@ -10,8 +10,6 @@ Times are in the unit of [train]: epochs, or steps. An option can be scheduled i
 attribute of the same name and precomputes nothing from it.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -118,7 +116,7 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield f"{prefix}{key}", value
 
 
-def target(name: str, objective: Composite | None) -> tuple[int, str]:
+def target(name: str, objective: "Composite | None") -> tuple[int, str]:
     """Return the place of the term and the option of a name such as "dp.weight".
 
     Raise ValueError if there is none that can be scheduled.
@@ -157,7 +155,7 @@ def _options(term: Any) -> list[str]:
     return [name for name in floats if type(getattr(term, name, None)) in (float, int)]
 
 
-def check(curves: Mapping[str, Interpolation], objective: Composite | None, length: float) -> list[str]:
+def check(curves: Mapping[str, Interpolation], objective: "Composite | None", length: float) -> list[str]:
     """Return the problems of [train.schedule] for an objective, one line each."""
     problems = []
     for name, curve in curves.items():
@@ -202,7 +200,7 @@ def _plain(term: Any) -> dict[str, Any]:
 class Schedules:
     """Sets weights and options of an objective to their values at a step."""
 
-    def __init__(self, train: Any, objective: Composite | None, steps_per_epoch: int) -> None:
+    def __init__(self, train: Any, objective: "Composite | None", steps_per_epoch: int) -> None:
         self._objective = objective
         self._curves = [(name, *target(name, objective), curve) for name, curve in train.curves.items()]
         self._length, self._unit = train.length, train.in_steps(1, steps_per_epoch)

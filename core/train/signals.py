@@ -1,7 +1,5 @@
 """Signals during a run: SIGINT of a user, SIGTERM and SIGUSR1 of a scheduler."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator
@@ -55,7 +53,7 @@ class Interrupts:
         self.ballot = Ballot()  # by which all ranks end at the same step
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> Interrupts:
+    def __enter__(self) -> "Interrupts":
         if threading.current_thread() is threading.main_thread():
             for which in HANDLED:
                 self._before[which] = signal.signal(which, self._handle)

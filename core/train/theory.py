@@ -1,7 +1,5 @@
 """The theorems of the papers on a finished run: its features, its labels, what its objective and metrics say."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal, get_args
 

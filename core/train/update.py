@@ -3,8 +3,6 @@
 batch -> adapter.embed -> rows of all ranks -> Pairs -> objective -> loss -> gradients -> optimizer
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace

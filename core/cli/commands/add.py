@@ -1,7 +1,5 @@
 """`dipole add`: record results that another program measured."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from math import isfinite

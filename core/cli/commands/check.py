@@ -1,7 +1,5 @@
 """`dipole check`: run the conformance checks on an objective."""
 
-from __future__ import annotations
-
 import argparse
 import json
 

@@ -1,7 +1,5 @@
 """`dipole completion`: shell completion of commands, options and names."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterator

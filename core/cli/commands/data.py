@@ -1,7 +1,5 @@
 """`dipole data`: fetch and prepare the data sets that recipes need."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

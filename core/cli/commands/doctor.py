@@ -1,7 +1,5 @@
 """`dipole doctor`: check this machine."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """`dipole embed`: embed images or sentences with a trained model."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -77,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _open(name: str, runs: Path, device: str | None, features: str | None) -> Embedder:
+def _open(name: str, runs: Path, device: str | None, features: str | None) -> "Embedder":
     """Load the model of a run, or of a folder that an export wrote (a folder without config.toml)."""
     from dipole.core.train.run_folder import find_run
 

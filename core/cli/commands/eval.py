@@ -1,7 +1,5 @@
 """`dipole eval`: evaluate a saved model again."""
 
-from __future__ import annotations
-
 import argparse
 import json
 

@@ -1,7 +1,5 @@
 """`dipole export`: write a trained model for another library."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Iterator

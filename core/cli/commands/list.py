@@ -1,7 +1,5 @@
 """`dipole list`: list names for recipes and objectives, and runs."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """`dipole new`: start a package that adds objectives or a domain, with tests and continuous integration."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

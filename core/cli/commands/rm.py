@@ -1,7 +1,5 @@
 """`dipole rm`: remove runs."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

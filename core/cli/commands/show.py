@@ -1,7 +1,5 @@
 """`dipole show`: explain one name."""
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import json
@@ -84,7 +82,7 @@ def _texts(name: str, expand: bool) -> dict[str, tuple[Path, str]]:
     return {"suite": (found["suite"], written_out(found["suite"]))}
 
 
-def _entry(name: str) -> Entry | None:
+def _entry(name: str) -> "Entry | None":
     """Return the registered entry of a name, or None for a part of a domain. Otherwise raise SpecError."""
     from dipole.core.objectives.registry import registry
     from dipole.core.train.domains import kinds, parts
@@ -122,7 +120,7 @@ def _show_part(name: str, domain: str, part: type, as_json: bool) -> None:
     write(f"{name}  (framework of {domain})\n\n{fitted(about, screen_width())}\n\nUse it with: {use}")
 
 
-def _show_entry(entry: Entry, as_json: bool) -> None:
+def _show_entry(entry: "Entry", as_json: bool) -> None:
     options = [
         {"name": each.name, "type": each.type, "required": False, "default": each.default, "range": each.range}
         | {"help": each.help}
@@ -162,7 +160,7 @@ def _show_entry(entry: Entry, as_json: bool) -> None:
         write(f"\noptions:\n{_listed(rows)}")
 
 
-def _engine(entry: Entry) -> str:
+def _engine(entry: "Entry") -> str:
     """Return the engine of its row statistics at default options, or ""."""
     from dipole.core.objectives.engine import outlook
     from dipole.core.objectives.objective import Objective
@@ -176,7 +174,7 @@ def _engine(entry: Entry) -> str:
         return ""
 
 
-def _show_table(name: str, table: type[Settings], as_json: bool) -> None:
+def _show_table(name: str, table: "type[Settings]", as_json: bool) -> None:
     rows = list(setting_rows(table))
     if as_json:
         keys = ("name", "type", "default", "range", "help")
@@ -186,7 +184,7 @@ def _show_table(name: str, table: type[Settings], as_json: bool) -> None:
     print(_listed(rows))
 
 
-def setting_rows(table: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, ...]]:
+def setting_rows(table: "type[BaseModel]", prefix: str = "") -> Iterator[tuple[str, ...]]:
     """Yield name, type, default, range and help of each setting. Settings of inner tables have dotted names."""
     from pydantic import BaseModel
 

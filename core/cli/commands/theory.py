@@ -1,7 +1,5 @@
 """`dipole theory`: evaluate both sides of the papers' inequalities on a finished run."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -146,7 +144,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if report.broken else 0
 
 
-def _text(report: Report) -> str:
+def _text(report: "Report") -> str:
     points, classes = report.chosen_from
     head = f"data {report.points} of {counted(points, 'point')}, "
     if classes:

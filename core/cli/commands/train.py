@@ -1,7 +1,5 @@
 """`dipole train`: train one recipe."""
 
-from __future__ import annotations
-
 import argparse
 import json
 
