@@ -3,7 +3,7 @@
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
@@ -383,25 +383,18 @@ def _build(text: str) -> Any:
 
 def toml_text(values: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> str:
     """Write nested mappings of strings, numbers, booleans and lists as TOML, plain values before tables."""
-    lines: list[str] = []
-    _write_table(values, (), origins or {}, lines)
-    return "\n".join(lines).strip("\n") + "\n"
+    return "\n".join(_lines(values, (), origins or {})).strip("\n") + "\n"
 
 
-def _write_table(
-    values: Mapping[str, Any], prefix: tuple[str, ...], origins: Mapping[str, str], lines: list[str]
-) -> None:
-    for key, value in values.items():
-        if not isinstance(value, Mapping):
-            line = f"{_key(key)} = {_value(value)}"
-            if origin := origins.get(".".join((*prefix, key))):
-                line += f"  # {origin}"
-            lines.append(line)
-    for key, value in values.items():
+def _lines(values: Mapping[str, Any], prefix: tuple[str, ...], origins: Mapping[str, str]) -> Iterator[str]:
+    for key, value in sorted(values.items(), key=lambda item: isinstance(item[1], Mapping)):
+        path = (*prefix, key)
         if isinstance(value, Mapping):
-            path = (*prefix, key)
-            lines.extend(["", f"[{'.'.join(map(_key, path))}]"])
-            _write_table(value, path, origins, lines)
+            yield f"\n[{'.'.join(map(_key, path))}]"
+            yield from _lines(value, path, origins)
+        else:
+            origin = origins.get(".".join(path), "")
+            yield f"{_key(key)} = {_value(value)}" + f"  # {origin}" * bool(origin)
 
 
 def _key(key: str) -> str:
