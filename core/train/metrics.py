@@ -148,8 +148,10 @@ def _short(value: Any) -> Any:
 # Trackers ------------------------------------------------------------------------------------------------------------
 
 
-def check_trackers(names: Iterable[str]) -> tuple[str, ...]:
+def check_trackers(names: str | Iterable[str]) -> tuple[str, ...]:
     """Return the names once each. Raise ConfigError if one is unknown, or its package is not installed."""
+    if isinstance(names, str):
+        names = names.split(",")
     wanted = tuple(dict.fromkeys(names))
     for name in wanted:
         if name not in NAMES:

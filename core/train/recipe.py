@@ -40,6 +40,8 @@ class Resolved:
 def read_recipe(recipe: str | Path) -> dict[str, Any]:
     """Read a shipped recipe by name, or a TOML file by path."""
     known = shipped("recipes")
+    if not isinstance(recipe, str | Path):
+        raise ConfigError(f"a recipe is its name or the path of a .toml file, got a {type(recipe).__name__}.")
     path = Path(recipe)
     if str(recipe) in known:
         path = known[str(recipe)]
@@ -223,6 +225,8 @@ def load_recipe(recipe: str | Path, overrides: Iterable[str] = ()) -> Resolved:
         >>> recipe.config.objective, recipe.config.train.epochs
         ('dcl', 5)
     """
+    if isinstance(overrides, str) or not isinstance(overrides, Iterable):
+        raise ConfigError(f'overrides must be a list, such as ["train.steps=5"], got {shortened(repr(overrides))}.')
     return resolve(read_recipe(recipe), overrides)
 
 

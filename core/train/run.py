@@ -43,7 +43,7 @@ def train(
     resume: Literal["auto", "never"] | Path = "auto",
     overwrite: bool = False,
     quiet: bool = False,
-    log: Sequence[str] = (),
+    log: str | Sequence[str] = (),
 ) -> RunRecord:
     """Train, evaluate and record one configuration.
 
@@ -57,7 +57,8 @@ def train(
             checkpoint, or a run's folder, whose newest one counts.
         overwrite: run again although a finished record exists, and remove the old one.
         quiet: no progress.
-        log: trackers that also get the numbers of metrics.jsonl: "tensorboard", "wandb", "mlflow", "trackio".
+        log: trackers that also get the numbers of metrics.jsonl: "tensorboard", "wandb", "mlflow", "trackio". In a
+            text, commas separate them.
 
     Returns:
         The record of the finished run.

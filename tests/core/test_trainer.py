@@ -228,7 +228,7 @@ def test_checkpoint_of_another_configuration_is_refused(blobs, tmp_path, monkeyp
     assert dipole.train(load_recipe(blobs).config, str(tmp_path)).updated == record.updated  # finished: not run again
     assert quiet(blobs, runs=tmp_path, resume=checkpoint) == record
     refused(CheckpointError, "no checkpoint", quiet, blobs, runs=tmp_path, resume=Path("nowhere.safetensors"))
-    refused(ConfigError, "unknown tracker 'wandbb'.*'wandb'", quiet, blobs, runs=tmp_path, log=["wandbb"])
+    refused(ConfigError, "unknown tracker 'wandbb'.*'wandb'", quiet, blobs, runs=tmp_path, log="wandbb")
     folder = dipole.find_run(record.hash[:6], str(tmp_path))
     assert dipole.load_run(folder)[0] == record
     (tmp_path / "moved").mkdir()
@@ -236,6 +236,12 @@ def test_checkpoint_of_another_configuration_is_refused(blobs, tmp_path, monkeyp
     assert dipole.find_run("my run", tmp_path / "moved").path == renamed
     refused(ConfigError, r"load_recipe\(...\)\.config", dipole.train, blobs)
     refused(ConfigError, "find_run", dipole.load_run, renamed)
+    for call, given, said in (
+        (dipole.find_run, (None,), "a run is the path of its folder or the first digits of its hash, got None"),
+        (dipole.load_recipe, ({"domain": "blobs"},), "a recipe is its name or the path of a .toml file, got a dict"),
+        (dipole.load_recipe, (blobs, "seed=1"), r'overrides must be a list, such as \["train.steps=5"\], got .seed=1'),
+    ):
+        refused(ConfigError, said, call, *given)
 
 
 @posix
