@@ -5,10 +5,9 @@ addition so that the model can be used without its training data (`Adapter.keep`
 """
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -17,7 +16,7 @@ from torch import nn
 
 from dipole.core.objectives.objective import Composite, objective
 from dipole.core.record import Evaluation, Number, RunRecord, library_versions, now, write_record
-from dipole.core.train.adapter import Adapter, same_data
+from dipole.core.train.adapter import Adapter, Sketch, same_data
 from dipole.core.train.config import RunConfig
 from dipole.core.train.domains import adapter_class
 from dipole.core.train.evaluation import Evaluated, evaluate_model
@@ -80,28 +79,21 @@ def construct(config: RunConfig, world_size: int = 1) -> None:
     The objective also gets random rows, paired like the run's. For a domain without `sketch`, only the objective's text
     is checked. Results are cached. Raise DipoleError if the run cannot start.
     """
-    domain = adapter_class(config.domain)
-    sketch = domain.sketch(config.settings, config.train.batch_size, world_size)
-    if config.objective == "none":
-        return
-    _build_objective(config.objective, None if sketch is None else sketch.width)
-    if sketch is not None:
-        _try_pairs(config.objective, sketch.example, sketch.arguments)
+    sketch = adapter_class(config.domain).sketch(config.settings, config.train.batch_size, world_size)
+    if config.objective != "none":
+        _try_objective(config.objective, sketch)
 
 
 @cache
-def _build_objective(text: str, width: int | None) -> None:
+def _try_objective(text: str, sketch: Sketch | None) -> None:
     with torch.device("meta"):
-        objective(text, width)
-
-
-@cache
-@torch.no_grad()
-def _try_pairs(text: str, example: Callable[..., Any], arguments: tuple[Hashable, ...]) -> None:
+        objective(text, getattr(sketch, "width", None))
+    if sketch is None:
+        return
     # A narrow model suffices to check the pairs. At full width, L and prototypes would be slow.
-    with torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
         built = objective(text, NARROW)
-        built(example(built, NARROW, *arguments))
+        built(sketch.example(built, NARROW, *sketch.arguments))
 
 
 def save_kept(folder: Path, adapter: Adapter) -> None:

@@ -77,43 +77,40 @@ def _get(arguments: argparse.Namespace) -> int:
     name, data = arguments.name, find(arguments.name)
     folder = arguments.out or Path("data") / name
     with json_answer(arguments.json) as answer:
-        _fetch(arguments, name, data, folder)
         answer |= {"name": name, "folder": str(folder), "licence": data.licence, "use": data.use.format(folder=folder)}
+        if is_prepared(name, folder):
+            write(f"{folder} exists already.\n{_use(data, folder)}")
+            return 0
+        files = data.remote()
+        if arguments.url:
+            base = arguments.url.rstrip("/")
+            files = tuple(replace(file, url=f"{base}/{file.path}", name=file.path) for file in files)
+        downloads = fetched_folder(folder)
+        missing = [file for file in files if not (downloads / file.path).is_file()]
+        unchecked = [file.path for file in files if file.checksum is None]
+        asks = bool(missing) and not arguments.yes
+        with stdout_to_stderr(asks):  # with the question
+            write(f"{name}: {data.summary}\nlicence  {data.licence}\nsee      {data.page}")
+            write(f"size     {_sizes(files)}, to {folder}")
+            for file in missing:
+                write(f"from     {address(file)}")
+            if unchecked:
+                shown = ", ".join(unchecked[:5])
+                write(f"checked  no checksum is known of {shown}: compare those printed at the end")
+        needed, free = sum(file.size or 0 for file in missing), free_bytes(folder.absolute())
+        if needed > free:
+            raise DataError(
+                f"{size(needed)} are needed, and the disk of {folder} has {size(free)} left. Free some space, or "
+                "choose another folder with --out."
+            )
+        if asks:
+            confirm("Fetch it?", "to fetch it under that licence", "nothing was fetched")
+        waiting = "another process is at work on the same folder: waiting for it"
+        get(name, data, files, folder, _lines, lambda: write(waiting, sys.stderr))
+        for path in unchecked:
+            write(f"sha256   {file_hash(downloads / path)}  {path}")
+        write(f"{folder} is ready. {downloads} is no longer needed.\n{_use(data, folder)}")
     return 0
-
-
-def _fetch(arguments: argparse.Namespace, name: str, data: DataSet, folder: Path) -> None:
-    if is_prepared(name, folder):
-        write(f"{folder} exists already.\n{_use(data, folder)}")
-        return
-    files = data.remote()
-    if arguments.url:
-        files = tuple(replace(file, url=f"{arguments.url.rstrip('/')}/{file.path}", name=file.path) for file in files)
-    downloads = fetched_folder(folder)
-    missing = [file for file in files if not (downloads / file.path).is_file()]
-    unchecked = [file.path for file in files if file.checksum is None]
-    asks = bool(missing) and not arguments.yes
-    with stdout_to_stderr(asks):  # with the question
-        write(f"{name}: {data.summary}\nlicence  {data.licence}\nsee      {data.page}")
-        write(f"size     {_sizes(files)}, to {folder}")
-        for file in missing:
-            write(f"from     {address(file)}")
-        if unchecked:
-            write(f"checked  no checksum is known of {', '.join(unchecked[:5])}: compare those printed at the end")
-    needed, free = sum(file.size or 0 for file in missing), free_bytes(folder.absolute())
-    if needed > free:
-        raise DataError(
-            f"{size(needed)} are needed, and the disk of {folder} has {size(free)} left. Free some space, or choose "
-            "another folder with --out."
-        )
-    if asks:
-        confirm("Fetch it?", "to fetch it under that licence", "nothing was fetched")
-    waiting = "another process is at work on the same folder: waiting for it"
-    get(name, data, files, folder, _lines, lambda: write(waiting, sys.stderr))
-    for file in files:
-        if file.checksum is None:
-            write(f"sha256   {file_hash(downloads / file.path)}  {file.path}")
-    write(f"{folder} is ready. {downloads} is no longer needed.\n{_use(data, folder)}")
 
 
 def _use(data: DataSet, folder: Path) -> str:
