@@ -274,7 +274,7 @@ class TrainConfig(Settings):
         return "test"
 
     @property
-    def curves(self) -> dict[str, schedules.Interpolation]:
+    def curves(self) -> "dict[str, schedules.Interpolation]":
         """Return the curves of weights and options by "TERM.weight" or "TERM.OPTION"."""
         return {name: schedules.read(value) for name, value in self._scheduled.items() if name != RATE}
 
