@@ -11,71 +11,63 @@ from dipole.core.cli import Runner
 from dipole.core.cli.output import say, stdout_to_stderr, write
 from dipole.core.cli.parser import add_runs, to_path
 from dipole.core.evaluation.theory.theorems import LOSSES, THEOREMS, Choices
-from dipole.core.objectives.spec import Option, options_of
+from dipole.core.objectives.spec import options_of
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.text import counted, definitions, number, text_table
 
 if TYPE_CHECKING:
     from dipole.core.evaluation.theory.report import Report
 
-FREE = "constants that no paper gives"
 GROUPS = {
     "data": ("points", "prior", "seed"),
     "Arora et al.": ("k", "block", "draws", "tasks", "epsilon"),
     "LMCL": ("delta_pos", "delta_neg", "mu"),
-    FREE: ("constant", "rademacher", "tuples", "gamma_constant", "smoothness", "data_constant"),
-}
-"""Group of the help -> its options in `Choices`."""
-OPTIONS = {option.name: option for option in options_of(Choices)}
+    "constants that no paper gives": (
+        "constant", "rademacher", "tuples", "gamma_constant", "smoothness", "data_constant",
+    ),
+}  # fmt: skip
+"""Group of the help -> its options in `Choices`, which checks their ranges."""
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
     """Evaluate the theorems of the papers on a run."""
-    parser.add_argument(
-        "run", metavar="RUN", nargs="?", help="folder of a finished run, or the first digits of its hash"
-    )
+    add = parser.add_argument
+    add("run", metavar="RUN", nargs="?", help="folder of a finished run, or the first digits of its hash")
     add_runs(parser)
-    parser.add_argument("--device", help="auto, cpu, cuda, ... (default: that of the recipe)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--list", action="store_true", help="list every theorem, what it needs and its functions")
-    parser.add_argument(
-        "-o", "--out", "--picture", dest="picture", type=to_path, metavar="FILE",
-        help="also draw a picture: .svg, .png or .pdf",
-    )  # fmt: skip
-    parser.add_argument("--figure1", type=to_path, metavar="FILE", help="draw Figure 1 of Arora et al.; needs no run")
+    add("--device", help="auto, cpu, cuda, ... (default: that of the recipe)")
+    add("--json", action="store_true", help="print one JSON object")
+    add("--list", action="store_true", help="list every theorem, what it needs and its functions")
+    about = "also draw a picture: .svg, .png or .pdf"
+    add("-o", "--out", "--picture", dest="picture", type=to_path, metavar="FILE", help=about)
+    add("--figure1", type=to_path, metavar="FILE", help="draw Figure 1 of Arora et al.; needs no run")
 
+    groups = {title: parser.add_argument_group(title).add_argument for title in GROUPS}
+    add = groups["data"]
+    add("--split", choices=("train", "test"), default="test", help="default test")
+    about = "given; blocks:N (N consecutive rows are a class); or a file"
+    add("--labels", default="given", metavar="HOW", help=about)
+    about = "raw, on the unit sphere, or (auto) as the objective's similarity takes them"
+    add("--features", choices=("auto", "raw", "unit"), default="auto", help=about)
+    add("--scale", type=float, default=1.0, help="factor of the features")
+    groups["Arora et al."]("--loss", choices=("hinge", "logistic", "both"), default="both")
+    about = "bounds hold with probability 1 - delta (default 0.05)"
+    groups["constants that no paper gives"]("--delta", type=_share, default=0.05, help=about)
+    options = {option.name: option for option in options_of(Choices)}
     for title, names in GROUPS.items():
-        group = parser.add_argument_group(title)
-        if title == "data":
-            group.add_argument("--split", choices=("train", "test"), default="test", help="default test")
-            about = "given; blocks:N (N consecutive rows are a class); or a file"
-            group.add_argument("--labels", default="given", metavar="HOW", help=about)
-            about = "raw, on the unit sphere, or (auto) as the objective's similarity takes them"
-            group.add_argument("--features", choices=("auto", "raw", "unit"), default="auto", help=about)
-            group.add_argument("--scale", type=float, default=1.0, help="factor of the features")
-        elif title == "Arora et al.":
-            group.add_argument("--loss", choices=("hinge", "logistic", "both"), default="both")
-        elif title == FREE:
-            about = "bounds hold with probability 1 - delta (default 0.05)"
-            group.add_argument("--delta", type=_share, default=0.05, help=about)
         for name in names:
-            _add_choice(group, OPTIONS[name])
+            option = options[name]
+            about, kind = option.help, (*option.kinds, str)[0]
+            if option.default is not None:
+                about += f" (default {option.default})"
+            groups[title](
+                f"--{name.replace('_', '-')}",
+                type=kind,
+                choices=option.choices or None,
+                default=option.default,
+                metavar="|".join(option.choices) or kind.__name__.upper(),
+                help=about,
+            )
     return run
-
-
-def _add_choice(group: argparse._ArgumentGroup, option: Option) -> None:
-    """Add an option of `Choices`, which checks its range."""
-    about, kind = option.help, (*option.kinds, str)[0]
-    if option.default is not None:
-        about += f" (default {option.default})"
-    group.add_argument(
-        f"--{option.name.replace('_', '-')}",
-        type=kind,
-        choices=option.choices or None,
-        default=option.default,
-        metavar="|".join(option.choices) or kind.__name__.upper(),
-        help=about,
-    )
 
 
 def _share(text: str) -> float:
