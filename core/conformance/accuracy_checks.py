@@ -9,27 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError, gradcheck
 
-from dipole.core.conformance.checks import (
-    COLUMNS,
-    EXACT,
-    HALF_GRADIENT,
-    HALF_VALUE,
-    LOW_TEMPERATURE,
-    MODERATE_TEMPERATURE,
-    MOST_ENTRIES,
-    ROWS,
-    SINGLE,
-    Failed,
-    Skipped,
-    check,
-    demand_equal,
-    demand_finite,
-    exactly,
-    gradient_error,
-    relative,
-    truth_of,
-    value_error,
-)
+from dipole.core.conformance import checks
+from dipole.core.conformance.checks import Failed, Skipped, check
 from dipole.core.conformance.layouts import Leaves, hard_pairs
 from dipole.core.conformance.modes import Stops
 from dipole.core.conformance.subjects import LossAndGradients, Subject, parameters_of
@@ -57,7 +38,7 @@ def matches_reference(subject: Subject) -> str:
             refused.append(f"{layout.name} ({error})")
             continue
         true = subject.result(instance, layout, leaves, subject.truth)
-        worst = max(worst, demand_equal(found, true, f"on {layout.name}", other="reference"))
+        worst = max(worst, checks.demand_equal(found, true, f"on {layout.name}", other="reference"))
     note = f"; refuses {', '.join(refused)}" if refused else ""
     return f"off by at most {worst:.1g} on {counted(len(subject.layouts) - len(refused), 'layout')}{note}"
 
@@ -108,7 +89,7 @@ def gradient_is_derivative(subject: Subject) -> str:
         raise Failed("there is no gradient to check")
     names = list(leaves)
     # Each entry costs two evaluations, so larger parameters are only compared with the reference.
-    inputs = [*leaves.values(), *(p for p in parameters_of(instance).values() if p.numel() <= MOST_ENTRIES)]
+    inputs = [*leaves.values(), *(p for p in parameters_of(instance).values() if p.numel() <= checks.MOST_ENTRIES)]
 
     def function(*values: Tensor) -> Tensor:
         # Parameters are perturbed in place, where the instance holds them.
@@ -120,9 +101,9 @@ def gradient_is_derivative(subject: Subject) -> str:
     explains = ["close pairs", "size"]
     if subject.truth is not None and subject.detached is not True:
         true = subject.result(instance, layout, leaves, subject.truth)
-        if value_error(result, true) <= EXACT:
+        if checks.value_error(result, true) <= checks.EXACT:
             explains.append("reference")  # only the gradient is wrong
-        if gradient_error(result, true) <= EXACT:
+        if checks.gradient_error(result, true) <= checks.EXACT:
             return "not the derivative of the value, but that of the reference, which stops a gradient too"
     stops = _is_no_derivative(Stops().held(function, *inputs), inputs) is None
     if stops and subject.detached:
@@ -176,16 +157,16 @@ def _against_truth(
     subject: Subject, leaves: Leaves, where: str, limits: tuple[float, float], temperature: float
 ) -> str:
     """Compare with the float64 reference on the same (rounded) inputs. Parameters stay in float32."""
-    layout = subject.batch(ROWS, COLUMNS)
-    true = truth_of(subject, layout, leaves, temperature)
+    layout = subject.batch(checks.ROWS, checks.COLUMNS)
+    true = checks.truth_of(subject, layout, leaves, temperature)
     if not true.finite:
         raise Skipped("the float64 truth itself is not finite. Name a reference")
     dtype = leaves["a"].dtype
     if any(g is not None and not g.to(dtype).isfinite().all() for g in map(true.gradients.get, leaves)):
         return f"has a gradient too large for {str(dtype).removeprefix('torch.')}"
     found = subject.result(subject.make(layout, torch.float32, temperature=temperature), layout, leaves)
-    demand_finite(found, where)
-    off = relative(found.value, true.value, 1e-3), gradient_error(found, true, 1e-3)
+    checks.demand_finite(found, where)
+    off = checks.relative(found.value, true.value, 1e-3), checks.gradient_error(found, true, 1e-3)
     shown = f"value {found.value.item():.5g} for {true.value.item():.5g}"
     sizes = [max((float(g.norm()) for g in r.gradients.values() if g is not None), default=0.0) for r in (found, true)]
     if sizes[0] == 0 and sizes[1] > 1e-6:
@@ -195,17 +176,19 @@ def _against_truth(
     what = f"the gradient is off by {off[1]:.1%} ({shown})"
     if not off[0] <= limits[0]:
         what = f"the value is off by {off[0]:.1%} ({shown}), the gradient by {off[1]:.1%}"
-    exact = subject.result(subject.make(layout, temperature=temperature), layout, exactly(leaves))
-    other = value_error(exact, true) > EXACT or gradient_error(exact, true) > EXACT
+    exact = subject.result(subject.make(layout, temperature=temperature), layout, checks.exactly(leaves))
+    other = checks.value_error(exact, true) > checks.EXACT or checks.gradient_error(exact, true) > checks.EXACT
     raise Failed(f"{where}: {what}", by_reference=subject.truth is not None and exact.finite and other)
 
 
 @check("low temperature", "accurate in float32 at temperature 0.01")
 def survives_low_temperature(subject: Subject) -> str:
     """With far positives and near negatives at temperature 0.01, float32 is finite and close to float64."""
-    leaves = hard_pairs(ROWS, subject.needs.dim or COLUMNS, torch.float32)
+    leaves = hard_pairs(checks.ROWS, subject.needs.dim or checks.COLUMNS, torch.float32)
     try:
-        return _against_truth(subject, leaves, "hard pairs", (SINGLE, SINGLE), LOW_TEMPERATURE) + _untuned(subject)
+        return _against_truth(
+            subject, leaves, "hard pairs", (checks.SINGLE, checks.SINGLE), checks.LOW_TEMPERATURE
+        ) + _untuned(subject)
     except Failed as fault:
         raise Failed(str(fault), (*fault.explains, "float16", "bfloat16"), fault.by_reference) from None
 
@@ -217,11 +200,11 @@ def _untuned(subject: Subject) -> str:
 
 
 def _half(subject: Subject, dtype: torch.dtype) -> str:
-    limits = (HALF_VALUE, HALF_GRADIENT)
+    limits = (checks.HALF_VALUE, checks.HALF_GRADIENT)
     found = []
     for kind, leaves, temperature in (
-        ("random", subject.batch(ROWS, COLUMNS).leaves(dtype, seed=2), MODERATE_TEMPERATURE),
-        ("hard", hard_pairs(ROWS, subject.needs.dim or COLUMNS, dtype), LOW_TEMPERATURE),
+        ("random", subject.batch(checks.ROWS, checks.COLUMNS).leaves(dtype, seed=2), checks.MODERATE_TEMPERATURE),
+        ("hard", hard_pairs(checks.ROWS, subject.needs.dim or checks.COLUMNS, dtype), checks.LOW_TEMPERATURE),
     ):
         where = f"{kind} pairs" + (f" at temperature {temperature}" if subject.temperatures else "")
         found.append(f"{kind} {_against_truth(subject, leaves, where, limits, temperature)}")
@@ -253,7 +236,7 @@ def kernels_match(subject: Subject) -> str:
         raise Skipped(f"served by {engine.outlook(asked)}")
     before, worst, refused = engine.served(), 0.0, []
     for layout in subject.layouts:
-        for dtype, limit in ((torch.float32, SINGLE), (torch.bfloat16, HALF_GRADIENT)):
+        for dtype, limit in ((torch.float32, checks.SINGLE), (torch.bfloat16, checks.HALF_GRADIENT)):
             leaves = {name: leaf.detach().to(device).requires_grad_() for name, leaf in layout.leaves(dtype).items()}
             try:
                 instance = subject.make(layout, torch.float32).to(device)
@@ -262,15 +245,15 @@ def kernels_match(subject: Subject) -> str:
             except DipoleError:
                 refused.append(layout.name)
                 break
-            true = subject.result(subject.make(layout), layout, exactly(leaves), subject.truth)
+            true = subject.result(subject.make(layout), layout, checks.exactly(leaves), subject.truth)
             found = LossAndGradients(
                 found.value.cpu(), {n: None if g is None else g.cpu() for n, g in found.gradients.items()}
             )
             where = f"on {layout.name} in {str(dtype).removeprefix('torch.')}"
-            demand_finite(found, where)
-            off = demand_equal(found, true, where, limit)
-            if dtype == torch.bfloat16 and value_error(found, true) > HALF_VALUE:
-                raise Failed(f"the value is off by {value_error(found, true):.2g} {where}")
+            checks.demand_finite(found, where)
+            off = checks.demand_equal(found, true, where, limit)
+            if dtype == torch.bfloat16 and checks.value_error(found, true) > checks.HALF_VALUE:
+                raise Failed(f"the value is off by {checks.value_error(found, true):.2g} {where}")
             if dtype == torch.float32:
                 worst = max(worst, off)
     if engine.failures() or engine.served() == before:

@@ -13,20 +13,8 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from dipole.core.conformance.checks import (
-    CHECKS,
-    COLUMNS,
-    EXACT,
-    LOW_TEMPERATURE,
-    ROWS,
-    Failed,
-    Skipped,
-    check,
-    demand_equal,
-    demand_finite,
-    relative,
-    value_error,
-)
+from dipole.core.conformance import checks
+from dipole.core.conformance.checks import Failed, Skipped, check
 from dipole.core.conformance.layouts import Layout, Leaves
 from dipole.core.conformance.subjects import LossAndGradients, Subject, parameters_of
 from dipole.core.objectives import similarity, tiles
@@ -45,13 +33,13 @@ def can_be_called(subject: Subject) -> str:
     """The loss returns one finite number for 4, 5 and 8 rows, of any width unless one is given."""
     said = _refusal(subject)
     if said:
-        raise Failed(said + _way_out(subject), tuple(each.name for each in CHECKS if each.name != "call"))
+        raise Failed(said + _way_out(subject), tuple(each.name for each in checks.CHECKS if each.name != "call"))
     return "one number"
 
 
 def _refusal(subject: Subject) -> str:
     """Return the error of a call on small batches, or an empty string."""
-    for layout in (subject.views, subject.batch(4, 3), subject.batch(ROWS, COLUMNS)):
+    for layout in (subject.views, subject.batch(4, 3), subject.batch(checks.ROWS, checks.COLUMNS)):
         try:
             subject.result(subject.make(layout), layout, layout.leaves())
         except DipoleError:
@@ -92,9 +80,9 @@ def survives_identical_points(subject: Subject) -> str:
     """The value and gradient are finite if all points are equal, or both views are."""
     instance = subject.make(subject.views, torch.float32)
     point = torch.linspace(-1.0, 1.0, subject.views.shapes["a"][1]).repeat(subject.views.shapes["a"][0], 1)
-    demand_finite(subject.result(instance, subject.views, _leaves(a=point, b=point)), "all points identical")
+    checks.demand_finite(subject.result(instance, subject.views, _leaves(a=point, b=point)), "all points identical")
     spread = subject.views.leaves(torch.float32)["a"].detach()
-    demand_finite(subject.result(instance, subject.views, _leaves(a=spread, b=spread)), "identical views")
+    checks.demand_finite(subject.result(instance, subject.views, _leaves(a=spread, b=spread)), "identical views")
     return "finite"
 
 
@@ -108,7 +96,7 @@ def survives_one_anchor(subject: Subject) -> str:
             result = subject.result(instance, layout, layout.leaves(torch.float32))
         except Exception as error:
             return f"refuses n = 1: {type(error).__name__}: {error}".split("\n", 1)[0]
-        demand_finite(result, "n = 1")
+        checks.demand_finite(result, "n = 1")
         return f"{result.value.item():.4g} at n = 1"
     layout = Layout(
         "one anchor",
@@ -119,7 +107,7 @@ def survives_one_anchor(subject: Subject) -> str:
         result = subject.result(instance, layout, layout.leaves(torch.float32))
     except DipoleError as error:
         return f"refused with one clear error: {error}"
-    demand_finite(result, "one anchor")
+    checks.demand_finite(result, "one anchor")
     return f"{result.value.item():.4g} against a queue"
 
 
@@ -131,7 +119,7 @@ def survives_without_negatives(subject: Subject) -> str:
     layout = subject.batch(1)
     instance = subject.make(layout, torch.float32)
     result = subject.result(instance, layout, layout.leaves(torch.float32))
-    demand_finite(result, "no negatives")
+    checks.demand_finite(result, "no negatives")
     outcome = instance(layout.build(**layout.leaves(torch.float32)))
     silent = [name for name, term in outcome.terms.items() if float(term) == 0 and not term.note]
     if silent:
@@ -162,13 +150,15 @@ def ignores_this_order(
         subject.in_order(order, layout.width),
         _leaves(**{name: leaf.detach()[order] for name, leaf in leaves.items()}),
     )
-    if not value_error(moved, result) <= EXACT:
+    if not checks.value_error(moved, result) <= checks.EXACT:
         said = f"the value changes from {result.value.item():.8g} to {moved.value.item():.8g}"
         raise Failed(said, ("reference",))
     for name in leaves:
         before, after = result.gradients[name], moved.gradients[name]
-        if before is not None and after is not None and not relative(after, before[order]) <= EXACT:
-            raise Failed(f"the gradient of {name} changes by {relative(after, before[order]):.2g}", ("reference",))
+        if before is not None and after is not None and not checks.relative(after, before[order]) <= checks.EXACT:
+            raise Failed(
+                f"the gradient of {name} changes by {checks.relative(after, before[order]):.2g}", ("reference",)
+            )
 
 
 @check("determinism", "same call, same bits")
@@ -261,7 +251,7 @@ def tiles_equal_dense(subject: Subject) -> str:
     # At the low temperature sums need a running maximum, which the next tile may raise after a tile was kept.
     ways: list[tuple[float | None, tuple[int, ...]]] = [(None, (0, tiles.CACHE_BYTES))]
     if subject.temperatures:
-        ways.append((LOW_TEMPERATURE, (tiles.CACHE_BYTES,)))
+        ways.append((checks.LOW_TEMPERATURE, (tiles.CACHE_BYTES,)))
     for layout, (temperature, caches) in product(subject.layouts, ways):
         instance, leaves = subject.make(layout, temperature=temperature), layout.leaves()
         try:
@@ -276,7 +266,7 @@ def tiles_equal_dense(subject: Subject) -> str:
             ):
                 tiled = subject.result(instance, layout, leaves)
             lowered = f" at temperature {temperature}" if temperature else ""
-            worst = max(worst, demand_equal(tiled, whole, f"on {layout.name}{lowered}"))
+            worst = max(worst, checks.demand_equal(tiled, whole, f"on {layout.name}{lowered}"))
     return f"off by at most {worst:.1g}"
 
 
@@ -290,7 +280,7 @@ def _compiled(subject: Subject, backend: str) -> str:
         compiled = subject.result(instance, subject.views, leaves, torch.compile(subject.call, backend=backend))
     finally:
         logging.disable(logging.NOTSET)
-    off = demand_equal(compiled, eager, f"under backend {backend}")
+    off = checks.demand_equal(compiled, eager, f"under backend {backend}")
     return f"off by {off:.1g} under backend {backend}"
 
 
@@ -309,7 +299,7 @@ def compiles_with_inductor(subject: Subject) -> str:
 @check("descent", "gradient steps lower the loss")
 def descends(subject: Subject) -> str:
     """Twenty steps of Adam on free embeddings lower the loss."""
-    layout = subject.batch(ROWS, COLUMNS)
+    layout = subject.batch(checks.ROWS, checks.COLUMNS)
     instance = subject.make(layout, torch.float32)
     leaves = layout.leaves(torch.float32, seed=3)
     before = subject.result(instance, layout, leaves)

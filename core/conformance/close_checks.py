@@ -10,22 +10,10 @@ from itertools import combinations, product
 import torch
 from torch import Tensor
 
+from dipole.core.conformance import checks
 from dipole.core.conformance.accuracy_checks import slope_along
 from dipole.core.conformance.call_checks import ignores_order, ignores_this_order
-from dipole.core.conformance.checks import (
-    COLUMNS,
-    EXACT,
-    HALF_GRADIENT,
-    HALF_VALUE,
-    ROWS,
-    Failed,
-    check,
-    demand_equal,
-    demand_finite,
-    exactly,
-    gradient_error,
-    relative,
-)
+from dipole.core.conformance.checks import Failed, check
 from dipole.core.conformance.layouts import WIDTH, Layout, Leaves, long_queue
 from dipole.core.conformance.modes import OperationCounter, Stops
 from dipole.core.conformance.subjects import LossAndGradients, Subject
@@ -37,7 +25,7 @@ NOISE = 0.05
 LEVELS = (-0.603, -0.297, 0.103, 0.297, 0.503, 0.703, 0.853, 0.917, 0.972, 0.9953, 0.9991, 0.99991)
 MANY, MORE = 73, 307  # rows of a view: against the loops, and for what needs none. Primes, which no chunk divides
 WIDE = (129, 200, 1030)  # columns
-FEW_BITS = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (HALF_VALUE, HALF_GRADIENT)}  # at many rows
+FEW_BITS = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (checks.HALF_VALUE, checks.HALF_GRADIENT)}  # at many rows
 MOST_NUMBERS = 40_000_000  # of the largest tensor at MORE rows
 SLOPE = 1e-3  # between a central difference and the gradient
 STEPS = (1e-6, 1e-5, 1e-4)  # of differences for many rows: rounding may cancel at one of them
@@ -106,13 +94,13 @@ def _is_right(subject: Subject, layout: Layout, leaves: Leaves, where: str) -> f
     """Return the error against the reference. Without a reference, compare the gradient with a central difference."""
     instance = subject.make(layout)
     found = subject.result(instance, layout, leaves)
-    demand_finite(found, where)
+    checks.demand_finite(found, where)
     if subject.truth is None:
         _demand_slope(subject, layout, leaves, found, where)
         return 0.0
     true = subject.result(instance, layout, leaves, subject.truth)
     if true.finite:
-        return demand_equal(found, true, f"with {where}", other="reference")
+        return checks.demand_equal(found, true, f"with {where}", other="reference")
     return 0.0
 
 
@@ -186,8 +174,8 @@ def _reacts_everywhere(subject: Subject, layout: Layout, batches: dict[float, Le
 
 def _counts_each_negative(subject: Subject) -> None:
     """Raise Failed if the loss reacts to some negatives of the other view and not to others of about one cosine."""
-    width = subject.needs.dim or COLUMNS
-    layout = subject.batch(min(ROWS, width // 2), width)
+    width = subject.needs.dim or checks.COLUMNS
+    layout = subject.batch(min(checks.ROWS, width // 2), width)
     if layout.shapes["a"][0] < 2:
         return
     kind = "negatives of the other view"  # those of the same view have several cosines
@@ -203,7 +191,7 @@ def _counts_each_negative(subject: Subject) -> None:
 def _slopes(subject: Subject, layout: Layout, leaves: Leaves) -> dict[str, Tensor]:
     """Return the slope of the loss along the cosine of each pair, by kind. Kinds that cannot move alone are left out.
 
-    Slopes are relative to the lengths of the gradient and of the step.
+    Slopes are checks.relative to the lengths of the gradient and of the step.
     """
     rows = torch.cat([leaf.detach() for leaf in leaves.values()])
     gradient = torch.cat(_gradient(subject.result(subject.make(layout), layout, leaves), leaves)).flatten()
@@ -238,7 +226,7 @@ def _holds_for_short_rows(subject: Subject, layout: Layout) -> None:
         radial.append(float((rows * gradient).sum(1).norm() / (rows.norm(dim=1) * gradient.norm(dim=1)).norm()))
     _, long, longer = radial
     is_free = max(long, longer) < 1e-12 or 90 < long / longer < 110  # x / max(|x|, epsilon), x / (|x| + epsilon)
-    off = relative(values[0], values[2])
+    off = checks.relative(values[0], values[2])
     if is_free and off > 0.01:
         raise Failed(
             f"rows 0.001 times as long change the value by {off:.2g}, and long ones do not: the epsilon of the "
@@ -276,7 +264,7 @@ def holds_for_many_rows(subject: Subject) -> str:
     layout = subject.batch(count)
     leaves = layout.leaves()
     result = subject.result(subject.make(layout), layout, leaves)
-    demand_finite(result, f"{count} rows")
+    checks.demand_finite(result, f"{count} rows")
     few = subject.result(subject.make(), subject.views, subject.views.leaves())
     for name in leaves:
         gradient, before = result.gradients[name], few.gradients[name]
@@ -315,7 +303,7 @@ def _holds_for_wide_rows(subject: Subject) -> None:
                 raise Failed(f"the gradient of {empty} of {width} columns of {name} is zero")
         if subject.truth is not None and width < WIDE[-1]:  # loops over pairs of columns are slow
             true = subject.result(subject.make(layout), layout, leaves, subject.truth)
-            demand_equal(found, true, f"with {width} columns", other="reference")
+            checks.demand_equal(found, true, f"with {width} columns", other="reference")
 
 
 def _compared(subject: Subject) -> list[tuple[Layout, Callable[..., Tensor]]]:
@@ -333,7 +321,7 @@ def _equals(subject: Subject, layout: Layout, by: Callable[..., Tensor], leaves:
     with torch.no_grad():
         found, true = (subject.result(instance, layout, leaves, loss).value for loss in (None, partial(by)))
     count = max(shape[0] for shape in layout.shapes.values())
-    if not relative(found, true) <= EXACT:
+    if not checks.relative(found, true) <= checks.EXACT:
         said = f"{found.item():.10g} for {count} rows of {layout.name}, reference {true.item():.10g}"
         raise Failed(said, by_reference=True)
 
@@ -371,5 +359,10 @@ def _errors(subject: Subject, layout: Layout, dtype: torch.dtype) -> list[tuple[
     """Return the errors of value and gradient in low precision, and those of float64 for inputs that are rounded."""
     leaves = layout.leaves(dtype)
     low = subject.result(subject.make(layout, torch.float32), layout, leaves)
-    exact, rounded = (subject.result(subject.make(layout), layout, each) for each in (layout.leaves(), exactly(leaves)))
-    return [(relative(each.value, rounded.value), gradient_error(each, rounded, 1e-3)) for each in (low, exact)]
+    exact, rounded = (
+        subject.result(subject.make(layout), layout, each) for each in (layout.leaves(), checks.exactly(leaves))
+    )
+    return [
+        (checks.relative(each.value, rounded.value), checks.gradient_error(each, rounded, 1e-3))
+        for each in (low, exact)
+    ]

@@ -16,23 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from dipole.core.conformance.checks import (
-    EXACT,
-    HALF_GRADIENT,
-    HALF_VALUE,
-    LOW_TEMPERATURE,
-    MODERATE_TEMPERATURE,
-    ROWS,
-    Failed,
-    Skipped,
-    check,
-    demand_equal,
-    demand_finite,
-    exactly,
-    gradient_error,
-    relative,
-    value_error,
-)
+from dipole.core.conformance import checks
+from dipole.core.conformance.checks import Failed, Skipped, check
 from dipole.core.conformance.layouts import Layout, Leaves, long_queue
 from dipole.core.conformance.modes import Accelerator, Elsewhere, OperationCounter, WrongDeviceError, cubic_share
 from dipole.core.conformance.ranks import Case, on_two_ranks
@@ -58,10 +43,10 @@ def temperature_counts(subject: Subject) -> str:
     leaves = subject.views.leaves()
     found: list[str] = []
     for name in subject.temperatures:
-        levels = (LOW_TEMPERATURE, MODERATE_TEMPERATURE, 0.5)
+        levels = (checks.LOW_TEMPERATURE, checks.MODERATE_TEMPERATURE, 0.5)
         results = [subject.result(subject.make(temperature={name: t}), subject.views, leaves) for t in levels]
         for t, low, high in zip(levels, results, results[1:], strict=False):
-            if max(value_error(low, high), gradient_error(low, high)) <= EXACT:
+            if max(checks.value_error(low, high), checks.gradient_error(low, high)) <= checks.EXACT:
                 same = f"{name} has no effect: {low.value.item():.8g} at {t} and above"
                 raise Failed(same, ("low temperature", "float16", "bfloat16"))
         prefix = "" if name == "temperature" else f"{name}: "
@@ -78,20 +63,20 @@ def labels_count(subject: Subject) -> str:
     labels, scores = (None if each is None else each.roll(1) for each in (layout.labels, layout.scores))
     others = replace(layout, labels=labels, scores=scores)
     first, second = (subject.result(subject.make(), each, leaves) for each in (layout, others))
-    if max(value_error(second, first), gradient_error(second, first)) <= EXACT:
+    if max(checks.value_error(second, first), checks.gradient_error(second, first)) <= checks.EXACT:
         what = "scores" if subject.needs.scores else "labels"
         raise Failed(f"the {what} have no effect: {first.value.item():.8g} for any of the same rows", ("reference",))
     for order in ([0, 4, 2, 3, 1], [2, 1, 0, 3, 4]):  # exchange two low scores, two high ones
         if layout.scores is None or not subject.needs.scores or subject.flat:
             break
         exchanged = subject.result(subject.make(), replace(layout, scores=layout.scores[order]), leaves)
-        if max(value_error(exchanged, first), gradient_error(exchanged, first)) <= EXACT:
+        if max(checks.value_error(exchanged, first), checks.gradient_error(exchanged, first)) <= checks.EXACT:
             raise Failed("two different scores count alike: they are rounded")
     if labels is not None and not subject.needs.scores:
         lone = replace(layout, labels=torch.tensor([0, 0, 0, 0, 1] + [0] * 5))
         with suppress(Exception):  # it may refuse such a class
             first = subject.result(subject.make(), lone, leaves)
-        demand_finite(first, "a class of one row")
+        checks.demand_finite(first, "a class of one row")
     return f"{first.value.item():.4g}, and {second.value.item():.4g} for others"
 
 
@@ -116,11 +101,11 @@ def weights_count(subject: Subject) -> str:
         results = [result(plain, weights) for weights in of_rows]
     except DipoleError as error:
         return f"refused with one clear error: {error}"
-    demand_equal(results[1], results[0], "with weights of 1", other="without weights")
+    checks.demand_equal(results[1], results[0], "with weights of 1", other="without weights")
     if all(term.weighting == "pairs" for term in subject.make().terms):
         keys = next(each for each in subject.layouts if each.name == "several keys")
         of_pairs = torch.ones(4, 3), torch.tensor([0.0, 1.0, 2.0]).repeat(4, 1)
-        if value_error(*(result(keys, weights) for weights in of_pairs)) <= EXACT:
+        if checks.value_error(*(result(keys, weights) for weights in of_pairs)) <= checks.EXACT:
             raise Failed("weights of pairs, (A, K), have no effect: average over positives with rows.over_positives")
     gradient, of_ones = (results[number].gradients["queries"] for number in (2, 3))
     pairs = plain.build(**plain.leaves())  # a term may have the other queries as candidates too
@@ -143,7 +128,7 @@ def ignores_padding(subject: Subject) -> str:
                 plain = subject.result(subject.make(layout), layout, layout.leaves())
                 wider = replace(layout, build=partial(_padded, layout))
                 found = subject.result(subject.make(layout), wider, layout.leaves())
-                demand_equal(found, plain, f"with more padding on {layout.name}: use rows.over_positives")
+                checks.demand_equal(found, plain, f"with more padding on {layout.name}: use rows.over_positives")
     return "same value, same gradient"
 
 
@@ -231,26 +216,27 @@ def survives_zero_rows(subject: Subject) -> str:
         for name in names:
             leaves[name][1] = 0
         result = subject.result(instance, subject.views, {name: leaf.requires_grad_() for name, leaf in leaves.items()})
-        demand_finite(result, f"a row of zeros in {' and '.join(names)}")
+        checks.demand_finite(result, f"a row of zeros in {' and '.join(names)}")
     return "finite"
 
 
 @check("large norms", "squared norms do not overflow in float16")
 def survives_large_norms(subject: Subject) -> str:
     """In float16, embeddings whose squared norm overflows give the value of shorter ones."""
-    layout = subject.batch(ROWS, 128)
+    layout = subject.batch(checks.ROWS, 128)
     plain = layout.leaves(torch.float16, seed=2)
     times = 32 * (128 / layout.width) ** 0.5
     large: Leaves = {name: (leaf.detach() * times).requires_grad_() for name, leaf in plain.items()}
     exact = [
-        subject.result(subject.make(layout, temperature=0.5), layout, exactly(leaves)) for leaves in (plain, large)
+        subject.result(subject.make(layout, temperature=0.5), layout, checks.exactly(leaves))
+        for leaves in (plain, large)
     ]
-    if not relative(exact[1].value, exact[0].value, 1e-3) <= 1e-6:
+    if not checks.relative(exact[1].value, exact[0].value, 1e-3) <= 1e-6:
         raise Skipped("its value depends on the norms")
     found = subject.result(subject.make(layout, torch.float32, temperature=0.5), layout, large)
-    demand_finite(found, "norms around 360")
-    off = relative(found.value, exact[1].value, 1e-3), gradient_error(found, exact[1], 1e-3)
-    if not (off[0] <= HALF_VALUE and off[1] <= HALF_GRADIENT):
+    checks.demand_finite(found, "norms around 360")
+    off = checks.relative(found.value, exact[1].value, 1e-3), checks.gradient_error(found, exact[1], 1e-3)
+    if not (off[0] <= checks.HALF_VALUE and off[1] <= checks.HALF_GRADIENT):
         raise Failed(
             f"norms around 360: the value is off by {off[0]:.1%} ({found.value.item():.5g} for "
             f"{exact[1].value.item():.5g}), the gradient by {off[1]:.1%}: squares overflow in float16"
@@ -273,7 +259,7 @@ def ignores_strides(subject: Subject) -> str:
             found = subject.result(subject.make(), subject.views, arranged)
         except Exception as error:
             raise Failed(f"{way}: {type(error).__name__}: {error}".split("\n", 1)[0]) from None
-        demand_equal(found, result, f"if they are arranged otherwise ({way})")
+        checks.demand_equal(found, result, f"if they are arranged otherwise ({way})")
     return "same value, same gradient"
 
 
@@ -296,8 +282,8 @@ def makes_its_tensors_there(subject: Subject) -> str:
     except Exception as error:
         raise Skipped(f"the stand-in cannot tell: {type(error).__name__}: {error}".split("\n", 1)[0]) from None
     found = value.held if isinstance(value, Elsewhere) else value
-    off = relative(found.detach().double().reshape(()), plain.value)
-    if not off <= EXACT:
+    off = checks.relative(found.detach().double().reshape(()), plain.value)
+    if not off <= checks.EXACT:
         raise Failed(f"the value is off by {off:.2g} where the inputs lie on another device")
     return "no tensor of the processor among them"
 
@@ -309,14 +295,14 @@ def is_the_same_in_eval_mode(subject: Subject) -> str:
     trained = subject.result(instance, subject.views, leaves).value
     with torch.no_grad():
         plain = subject.result(instance, subject.views, leaves).value
-    if not relative(plain, trained) <= EXACT:
+    if not checks.relative(plain, trained) <= checks.EXACT:
         raise Failed(f"{plain.item():.8g} under no_grad, {trained.item():.8g} with gradients", ("size",))
     if not isinstance(instance, nn.Module):
         return "same under no_grad; it has no modes"
     if subject.stateful:
         return "same under no_grad; what it has seen counts in eval mode, as declared"
     found = subject.result(subject.make().eval(), subject.views, leaves).value
-    if not relative(found, trained) <= EXACT:
+    if not checks.relative(found, trained) <= checks.EXACT:
         raise Failed(f"{found.item():.8g} in eval mode, {trained.item():.8g} in training")
     return "same value"
 
@@ -351,5 +337,5 @@ def ranks_equal_one_process(subject: Subject) -> str:
         if isinstance(got, str):
             raise Failed(f"on {subject.layouts[number].name}: {got}")
         where = f"on {subject.layouts[number].name} on two ranks"
-        worst = max(worst, demand_equal(got, true, where, other="in one process"))
+        worst = max(worst, checks.demand_equal(got, true, where, other="in one process"))
     return f"off by at most {worst:.1g} on {counted(len(cases), 'layout')}"

@@ -6,29 +6,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from dipole.core.objectives.checks import (
-    as_views,
-    check_alike,
-    check_choice,
-    check_classes,
-    check_count,
-    check_flag,
-    check_indices,
-    check_matrix,
-    check_queue,
-    check_row_values,
-    check_tensor,
-    shape_of,
-)
-from dipole.core.objectives.indices import (
-    joined,
-    neighbours,
-    other_crops,
-    other_members,
-    own_side,
-    pads_last,
-    same_label,
-)
+from dipole.core.objectives import checks, indices
 from dipole.core.objectives.pair_data import (
     NO_VIEW,
     Instances,
@@ -87,17 +65,17 @@ class Constructors(PairData):
             name, views = "z", [z]
         else:
             name = "views"
-            views = as_views(z, "from_labels needs embeddings (B, d), or a list of views (B, d) each.", 1)
-        check_alike(views, name)
-        check_classes(labels, len(views[0]))
-        behind, count = check_queue(queue, ("z", views[0])), len(views)
+            views = checks.as_views(z, "from_labels needs embeddings (B, d), or a list of views (B, d) each.", 1)
+        checks.check_alike(views, name)
+        checks.check_classes(labels, len(views[0]))
+        behind, count = checks.check_queue(queue, ("z", views[0])), len(views)
         if behind:
-            check_classes(queue_labels, behind, "queue_labels")
+            checks.check_classes(queue_labels, behind, "queue_labels")
         elif queue is None and queue_labels is not None:
             raise PairsError("queue_labels are of the rows of a queue, but from_labels has none: give queue=.")
 
         batch = len(views[0])
-        points = joined(*views)  # (VB, d), view-major
+        points = indices.joined(*views)  # (VB, d), view-major
         own = torch.arange(count * batch, device=points.device)
         # Each instance of unknown class gets its own class.
         told = labels.to(own.device).repeat(count)
@@ -105,10 +83,10 @@ class Constructors(PairData):
         if behind and queue_labels is not None:
             past = queue_labels.to(own.device)
             others = torch.cat([told, torch.where(past < 0, -1 - batch, past)])  # a class that no row has
-        same = same_label(told, others)
+        same = indices.same_label(told, others)
         own = own.unsqueeze(1)
         # A row is in its own class, so removing it leaves one entry of padding.
-        positives = pads_last(torch.where(same == own, -1, same))[:, :-1]
+        positives = indices.pads_last(torch.where(same == own, -1, same))[:, :-1]
         runs = tuple((number, batch) for number in range(count))
         layout = PairLayout(
             runs,
@@ -120,7 +98,7 @@ class Constructors(PairData):
             by_label=True,
         )
         instances = Instances(labels, index, weights, weighs_pairs=False, behind=behind, labels_behind=queue_labels)
-        return cls._of_batch(instances, layout, points, joined(points, queue), positives, own, views=False)
+        return cls._of_batch(instances, layout, points, indices.joined(points, queue), positives, own, views=False)
 
     @classmethod
     @constructor
@@ -158,21 +136,20 @@ class Constructors(PairData):
             PairsError: f, g and document differ in rows, f and g differ in width, dtype or device, window is not an
                 integer from 1 to 10,000, or `self_logit` is invalid.
         """
-        check_matrix("f", f)
-        check_matrix("g", g, ("f", f))
+        checks.check_matrix("f", f)
+        checks.check_matrix("g", g, ("f", f))
         batch = len(f)
-        check_row_values(document, batch, "document")
+        checks.check_row_values(document, batch, "document")
         if len(g) != batch or document is None:
-            raise PairsError(
-                f"g and document must have {counted(batch, 'row')} like f, got {len(g)} and {shape_of(document)}."
-            )
-        check_count("window", window, 1, WIDEST)
-        check_choice("self_logit", self_logit, "drop", "zero")
+            got = f"{len(g)} and {checks.shape_of(document)}"
+            raise PairsError(f"g and document must have {counted(batch, 'row')} like f, got {got}.")
+        checks.check_count("window", window, 1, WIDEST)
+        checks.check_choice("self_logit", self_logit, "drop", "zero")
         zero, most = int(self_logit == "zero"), 2 * int(window)
         document = document.to(f.device)
         layout = PairLayout(((0, batch),), with_queue(((1, batch),), zero), fewest=most, padded=True, shared=most)
-        candidates = joined(g, g.new_zeros(zero, g.shape[1]))
-        positives, own = neighbours(document, int(window)), torch.arange(batch, device=f.device).unsqueeze(1)
+        candidates = indices.joined(g, g.new_zeros(zero, g.shape[1]))
+        positives, own = indices.neighbours(document, int(window)), torch.arange(batch, device=f.device).unsqueeze(1)
         unknown = document.new_full((1,), -1)
         instances = Instances(labels, index, weights, weighs_pairs=False, behind=zero, labels_behind=unknown)
         return cls._of_batch(instances, layout, f, candidates, positives, own, views=False)
@@ -214,11 +191,11 @@ class Constructors(PairData):
                 combined with anchors="all".
         """
         shape = "(n >= 1, b + 1 >= 2, d >= 1)"
-        check_tensor("x", x, shape)
+        checks.check_tensor("x", x, shape)
         if x.ndim != 3 or 0 in x.shape or x.shape[1] < 2 or not x.is_floating_point():
-            raise PairsError(f"x must be floating-point blocks of shape {shape}, got {shape_of(x)}.")
-        check_choice("anchors", anchors, "first", "all")
-        check_choice("candidates", candidates, "points", "means")
+            raise PairsError(f"x must be floating-point blocks of shape {shape}, got {checks.shape_of(x)}.")
+        checks.check_choice("anchors", anchors, "first", "all")
+        checks.check_choice("candidates", candidates, "points", "means")
         if candidates == "means" and anchors != "first":
             raise PairsError("from_blocks(candidates='means') needs anchors='first'.")
 
@@ -231,7 +208,8 @@ class Constructors(PairData):
             return cls._of_batch(instances, layout, points, means, own, own[:, :0], views=False)
         points = x.reshape(n * size, width)
         own = torch.arange(n * size, device=x.device).view(n, size, 1)
-        positives = other_members(n, size, x.device)  # (n, b+1, b)
+        member = own % size
+        positives = own - member + (member + torch.arange(1, size, device=x.device)) % size  # (n, b+1, b), cyclic
         run = ((0, n * size),)
         if anchors == "first":
             layout = PairLayout(first, run, among=n, fewest=size - 1, shared=1, of_block=1, draw=draw)
@@ -255,7 +233,7 @@ class Constructors(PairData):
         Raises:
             PairsError: `points` is not such a tensor.
         """
-        check_matrix("points", points)
+        checks.check_matrix("points", points)
 
         own = torch.arange(len(points), device=points.device).unsqueeze(1)
         run = ((0, len(points)),)
@@ -292,8 +270,8 @@ class Constructors(PairData):
         Raises:
             PairsError: a and b differ in rows, width, dtype or device, or labels or index are not (B,).
         """
-        check_matrix("a", a)
-        check_matrix("b", b, ("a", a))
+        checks.check_matrix("a", a)
+        checks.check_matrix("b", b, ("a", a))
         if len(a) != len(b):
             raise PairsError(f"a and b must have as many rows, got {len(a)} and {len(b)}.")
 
@@ -302,7 +280,8 @@ class Constructors(PairData):
         layout = PairLayout(runs, runs, among=2 * batch, fewest=1, mutual=True, shared=1, sides=True)
         own = torch.arange(2 * batch, device=z.device).unsqueeze(1)
         instances = Instances(labels, index, weights)
-        return cls._of_batch(instances, layout, z, z, other_views(own, batch), own_side(own, batch))
+        same_side = own - own % batch + (own + torch.arange(batch, device=z.device)) % batch  # (2B, B), itself first
+        return cls._of_batch(instances, layout, z, z, other_views(own, batch), same_side)
 
     @classmethod
     @constructor
@@ -345,22 +324,22 @@ class Constructors(PairData):
             PairsError: columns differ in rows, width, dtype or device, `batch_negatives=False` is given without
                 negatives, an index in `ignored` is out of range, or `negatives_of` is invalid.
         """
-        check_matrix("anchor", anchor)
-        check_matrix("positive", positive, ("anchor", anchor))
+        checks.check_matrix("anchor", anchor)
+        checks.check_matrix("positive", positive, ("anchor", anchor))
         batch = len(anchor)
         hard = _columns(negatives, anchor)  # (B, n, d)
         count = hard.shape[1]
         if len(positive) != batch:
             raise PairsError(f"positive must have {counted(batch, 'row')} like anchor, got {len(positive)}.")
-        check_choice("negatives_of", negatives_of, "batch", "own")
-        check_flag("batch_negatives", batch_negatives)
+        checks.check_choice("negatives_of", negatives_of, "batch", "own")
+        checks.check_flag("batch_negatives", batch_negatives)
         if not batch_negatives and not count:
             raise PairsError("from_columns(batch_negatives=False) needs negatives: nothing else would repel.")
         row = torch.arange(batch, device=anchor.device)
         own = row.unsqueeze(1)
         if ignored is None:
             ignored = own[:, :0]
-        check_indices("ignored", ignored, anchor, (1 + count) * batch)
+        checks.check_indices("ignored", ignored, anchor, (1 + count) * batch)
         if negatives_of == "own" and count:
             # The other rows of each column of hard negatives, which follow its own row in cyclic order.
             ahead = (own + row[1:]) % batch  # (B, B-1)
@@ -377,7 +356,7 @@ class Constructors(PairData):
             queue=behind,
             queue_of_keys=count > 0,
         )
-        candidates = joined(positive, hard.transpose(0, 1).flatten(0, 1))
+        candidates = indices.joined(positive, hard.transpose(0, 1).flatten(0, 1))
         unknown = row.new_full((behind,), -1)
         instances = Instances(labels, index, weights, behind=behind, labels_behind=unknown)
         return cls._of_batch(instances, layout, anchor, candidates, own, ignored)
@@ -414,10 +393,10 @@ class Constructors(PairData):
             PairsError: there are fewer than two large crops, crops or queue differ in shape, dtype or device, or labels
                 or index are not (B,).
         """
-        large = as_views(large, "from_crops needs a list of at least two large crops, each (B, d).")
-        small = as_views(small, "from_crops takes small crops as a list, each (B, d).", 0)
-        check_alike([*large, *small], "crops")
-        behind = check_queue(queue, ("crops[0]", large[0]))
+        large = checks.as_views(large, "from_crops needs a list of at least two large crops, each (B, d).")
+        small = checks.as_views(small, "from_crops takes small crops as a list, each (B, d).", 0)
+        checks.check_alike([*large, *small], "crops")
+        behind = checks.check_queue(queue, ("crops[0]", large[0]))
         big, every = len(large), len(large) + len(small)
         batch = len(large[0])
         z = torch.cat([*large, *small])  # (V B, d), crop-major
@@ -432,7 +411,7 @@ class Constructors(PairData):
             queue=behind,
         )
         instances = Instances(labels, index, weights, behind=behind)
-        candidates, crops = joined(z[: big * batch], queue), other_crops(big, every, batch, z.device)
+        candidates, crops = indices.joined(z[: big * batch], queue), indices.other_crops(big, every, batch, z.device)
         return cls._of_batch(instances, layout, z, candidates, *crops)
 
 
@@ -442,11 +421,11 @@ def _columns(negatives: Tensor | Sequence[Tensor] | None, anchor: Tensor) -> Ten
     if negatives is None:
         return anchor.new_empty(batch, 0, width)
     if isinstance(negatives, Tensor):
-        check_tensor("negatives", negatives, "(B, d) or (B, n, d)")
+        checks.check_tensor("negatives", negatives, "(B, d) or (B, n, d)")
         negatives = negatives.unbind(1) if negatives.ndim == 3 else [negatives]
-    found = as_views(negatives, "negatives must be (B, d), (B, n, d) or a list of columns (B, d).", 0)
+    found = checks.as_views(negatives, "negatives must be (B, d), (B, n, d) or a list of columns (B, d).", 0)
     for number, each in enumerate(found):
-        check_matrix(f"negatives[{number}]", each, ("anchor", anchor))
+        checks.check_matrix(f"negatives[{number}]", each, ("anchor", anchor))
         if len(each) != batch:
             raise PairsError(f"negatives[{number}] must have {counted(batch, 'row')} like anchor, got {len(each)}.")
     if found:

@@ -9,20 +9,7 @@ from typing import Any, Literal, Self, TypeVar, cast, get_args
 import torch
 from torch import Tensor
 
-from dipole.core.objectives.checks import (
-    as_views,
-    by_anchor,
-    by_instance,
-    check_alike,
-    check_choice,
-    check_indices,
-    check_matrix,
-    check_numbers,
-    check_row_values,
-    check_weights,
-    reads_at_once,
-)
-from dipole.core.objectives.indices import mask_of, pads_last, partners_of_views, real_first
+from dipole.core.objectives import checks, indices
 from dipole.core.utils.errors import PairsError
 
 Make = TypeVar("Make", bound=Callable[..., Any])
@@ -135,22 +122,22 @@ class PairData:
 
     def _checked_indices(self) -> PairLayout:
         """Check pairs that no constructor made, sort padding to the end, and return the layout of any indices."""
-        check_matrix("anchors", self.anchors)
-        check_matrix("candidates", self.candidates, ("anchors", self.anchors))
+        checks.check_matrix("anchors", self.anchors)
+        checks.check_matrix("candidates", self.candidates, ("anchors", self.anchors))
         anchors, candidates = len(self.anchors), len(self.candidates)
-        check_indices("positives", self.positives, self.anchors, candidates)
-        check_indices("ignored", self.ignored, self.anchors, candidates)
+        checks.check_indices("positives", self.positives, self.anchors, candidates)
+        checks.check_indices("ignored", self.ignored, self.anchors, candidates)
         for name in ("labels", "index"):
-            check_row_values(getattr(self, name), anchors, name)
+            checks.check_row_values(getattr(self, name), anchors, name)
         for name in ("candidate_labels", "candidate_index"):
-            check_row_values(getattr(self, name), candidates, name, "candidate")
+            checks.check_row_values(getattr(self, name), candidates, name, "candidate")
         if self.weights is not None:
             shapes = {"(A,)": (anchors,), "(A, K)": tuple(self.positives.shape)}
-            weights = check_weights(self.weights, self.anchors, shapes)
+            weights = checks.check_weights(self.weights, self.anchors, shapes)
             if weights.ndim == 2:
-                weights = weights.gather(1, real_first(self.positives))
+                weights = weights.gather(1, indices.real_first(self.positives))
             object.__setattr__(self, "weights", weights)
-        object.__setattr__(self, "positives", pads_last(self.positives))
+        object.__setattr__(self, "positives", indices.pads_last(self.positives))
         # Without a constructor, as many candidates as anchors have the anchors' labels.
         if self.candidate_labels is None and anchors == candidates:
             object.__setattr__(self, "candidate_labels", self.labels)
@@ -192,9 +179,11 @@ class PairData:
             PairsError: there are fewer than two views, views differ in shape, dtype or device, labels or index are not
                 (B,), or `negatives` is invalid.
         """
-        views = as_views(views, "from_views needs at least two views, each (B, d), such as z.unbind(1) of (B, V, d).")
-        check_choice("negatives", negatives, *VIEW_NEGATIVES)
-        check_alike(views)
+        views = checks.as_views(
+            views, "from_views needs at least two views, each (B, d), such as z.unbind(1) of (B, V, d)."
+        )
+        checks.check_choice("negatives", negatives, *VIEW_NEGATIVES)
+        checks.check_alike(views)
         instances = Instances(labels, index, weights)
         if negatives == "queries":
             return cls._of_queries(instances, views)
@@ -231,7 +220,7 @@ class PairData:
         anchors = torch.cat([views[x] for x in first])
         runs = tuple([(x, batch) for x in first]), tuple([(x, batch) for x in range(count)])
         layout = PairLayout(*runs, fewest=1, shared=count - 1, view_pairs=True, partners=partners)
-        return cls._of_batch(instances, layout, anchors, z, *partners_of_views(count, batch, z.device))
+        return cls._of_batch(instances, layout, anchors, z, *indices.partners_of_views(count, batch, z.device))
 
     @classmethod
     def _of_batch(
@@ -249,15 +238,15 @@ class PairData:
         runs, device = len(layout.anchor_views), anchors.device
         batch = layout.anchor_views[0][1] // max(1, layout.of_block)
         labels, index, weights, candidate_labels = instances.labels, instances.index, instances.weights, None
-        check_row_values(labels, batch, "labels")
-        check_row_values(index, batch, "index")
+        checks.check_row_values(labels, batch, "labels")
+        checks.check_row_values(index, batch, "index")
         if labels is not None:
             labels, candidate_labels = instances.of_rows(labels.to(device), instances.labels_behind, layout)
         index = torch.arange(batch, device=device) if index is None else index.to(device)
         index, candidate_index = instances.of_rows(index, -1, layout)
         if weights is not None:
             most = positives.shape[1] if instances.weighs_pairs else None
-            weights = by_anchor(by_instance(weights, anchors, most, runs, batch), len(anchors), runs)
+            weights = checks.by_anchor(checks.by_instance(weights, anchors, most, runs, batch), len(anchors), runs)
         known = labels, views, candidate_labels, index, candidate_index, weights
         return cls(anchors, candidates, positives, ignored, *known, layout)
 
@@ -321,12 +310,12 @@ class PairData:
             PairsError: `problem(fewest)`. For user-defined indices on CUDA the device raises a RuntimeError later,
                 because their values are not read back.
         """
-        if self.facts.fewest is not None or reads_at_once(self.anchors):
+        if self.facts.fewest is not None or checks.reads_at_once(self.anchors):
             if self.fewest < count:
                 raise PairsError(problem(self.fewest))
             return
         counts = (self.positives >= 0).sum(1)
-        check_numbers(torch.where(counts > 0, counts, count), count, None, lambda low, high: problem(low))
+        checks.check_numbers(torch.where(counts > 0, counts, count), count, None, lambda low, high: problem(low))
 
     @cached_property
     def excluded(self) -> Tensor:
@@ -366,7 +355,7 @@ class PairData:
         free, listed = self._free
         if not self.facts.padded or free == 0 or free > listed:
             return free > listed
-        if reads_at_once(self.anchors):
+        if checks.reads_at_once(self.anchors):
             return bool((self.negative_counts > 0).any())
         return None
 
@@ -381,7 +370,7 @@ class PairData:
         mask = self.positive_mask
         if mask is None or not mask.shape[1]:
             return self.positives.shape[1] > 0
-        if reads_at_once(mask):
+        if checks.reads_at_once(mask):
             return bool(mask.any())
         return None
 
@@ -391,7 +380,7 @@ class PairData:
 
     def excluded_mask(self) -> Tensor:
         """Return the full (A, C) mask, True at the candidates that are not negatives of the anchor."""
-        mask = mask_of(self.excluded, len(self.candidates))
+        mask = indices.mask_of(self.excluded, len(self.candidates))
         mask[:, : self.first_negative] = True
         return mask
 

@@ -7,18 +7,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from dipole.core.objectives.checks import (
-    check_choice,
-    check_count,
-    check_flag,
-    check_index_shape,
-    check_indices,
-    check_matrix,
-    check_queue,
-    check_row_values,
-    check_tensor,
-    shape_of,
-)
+from dipole.core.objectives import checks
 from dipole.core.objectives.constructors import Constructors
 from dipole.core.objectives.indices import joined, pads_last
 from dipole.core.objectives.pair_data import NO_VIEW, Instances, PairLayout, Runs, constructor, other_views, with_queue
@@ -110,26 +99,27 @@ class Pairs(Constructors):
             PairsError: rows differ from the queries in number, width, dtype or device, labels, index or queue_labels
                 have a wrong length, an index in `ignored` is out of range, or `queue_of` is invalid.
         """
-        check_matrix("queries", queries)
-        check_choice("queue_of", queue_of, "queries", "keys")
-        check_flag("intra_batch", intra_batch)
-        check_flag("batch_negatives", batch_negatives)
+        checks.check_matrix("queries", queries)
+        checks.check_choice("queue_of", queue_of, "queries", "keys")
+        checks.check_flag("intra_batch", intra_batch)
+        checks.check_flag("batch_negatives", batch_negatives)
         batch = len(queries)
-        check_tensor("keys", keys, "(B, d) or (B, K, d)")
+        checks.check_tensor("keys", keys, "(B, d) or (B, K, d)")
         if keys.ndim == 2:
             keys = keys.unsqueeze(1)
         if keys.ndim != 3 or len(keys) != batch or keys.shape[1] == 0:
-            raise PairsError(f"keys must be (B, d) or (B, K, d) with B = {batch} like queries, got {shape_of(keys)}.")
-        check_matrix("keys", keys[:, 0], ("queries", queries))
-        behind = check_queue(queue, ("queries", queries))
+            got = checks.shape_of(keys)
+            raise PairsError(f"keys must be (B, d) or (B, K, d) with B = {batch} like queries, got {got}.")
+        checks.check_matrix("keys", keys[:, 0], ("queries", queries))
+        behind = checks.check_queue(queue, ("queries", queries))
         if queue is None or behind:
-            check_row_values(queue_labels, behind, "queue_labels")
+            checks.check_row_values(queue_labels, behind, "queue_labels")
         count = keys.shape[1]
         own = torch.arange(batch, device=queries.device).unsqueeze(1)
         listed = ignored is not None
         if ignored is None:
             ignored = own[:, :0]
-        check_indices("ignored", ignored, queries, count * batch + behind)
+        checks.check_indices("ignored", ignored, queries, count * batch + behind)
         layout = PairLayout(
             ((0, batch),),
             with_queue(tuple([(number + 1, batch) for number in range(count)]), behind),
@@ -162,7 +152,7 @@ class Pairs(Constructors):
         Raises:
             PairsError: `count` is not an integer >= 0.
         """
-        check_count("count", count, 0)
+        checks.check_count("count", count, 0)
         facts = self.facts
         fewest = None if facts.fewest is None else min(count, facts.fewest)
         return replace(
@@ -184,7 +174,7 @@ class Pairs(Constructors):
             PairsError: the positives have a wrong shape, dtype or device, or the pairs have weights (A, K), which
                 belong to the old positives.
         """
-        check_index_shape("positives", positives, self.anchors)
+        checks.check_index_shape("positives", positives, self.anchors)
         if self.weights is not None and self.weights.ndim == 2:
             raise PairsError("with_positives: the weights (A, K) belong to the old positives. Give weights (A,).")
         return replace(
@@ -207,7 +197,7 @@ class Pairs(Constructors):
         Raises:
             PairsError: `ignored` has a wrong shape, dtype or device.
         """
-        check_index_shape("ignored", ignored, self.anchors)
+        checks.check_index_shape("ignored", ignored, self.anchors)
         return replace(
             self,
             ignored=torch.cat([self.ignored, ignored], 1),
