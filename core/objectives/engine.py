@@ -38,6 +38,7 @@ VARIABLE = "DIPOLE_ENGINE"
 INTERPRET = "TRITON_INTERPRET"
 ENGINES = ("dense", "eager", "triton")
 ALIASES = {"tiles": "eager"}
+NO_SHIFT = torch.zeros((), device="cpu")
 
 log = logging.getLogger("dipole")
 
@@ -103,14 +104,17 @@ def dense(
             values, place = _fill_(wanted.sign * matrix.detach(), excluded, -torch.inf).max(1)
             results[wanted] = torch.where(values > -torch.inf, place, -1)
             continue
-        statistic, shift = wanted.exact, matrix.new_zeros(())
+        statistic, shift = wanted.exact, NO_SHIFT
         e: Tensor | None = None
         if statistic.scale is not None:
             exponent = statistic.scale * matrix
             with torch.no_grad():  # e^-inf = 0 stops the gradient by itself
                 _fill_(exponent, excluded, -torch.inf)
             if needs_maximum(wanted, bound):
-                exponent, shift = _below_top(exponent)
+                shift = exponent.detach().amax(1).clamp_min(LOWEST)
+                exponent = exponent - shift.unsqueeze(1)
+                # Exponents of subnormal numbers, which are slow, become -inf.
+                exponent = torch.threshold(exponent, SMALLEST_EXPONENT[exponent.dtype], -torch.inf)
             e = exponent.exp_()
         if isinstance(statistic, LogSumExp):
             sums = [exponent.sum(1)]
@@ -130,13 +134,6 @@ def _fill_(values: Tensor, excluded: Tensor, fill: float) -> Tensor:
     if excluded.dtype == torch.bool:
         return values.masked_fill_(excluded, fill)
     return values.scatter_(1, excluded, fill)
-
-
-def _below_top(exponent: Tensor) -> tuple[Tensor, Tensor]:
-    """Subtract each row's maximum, (A,), a constant. Exponents of subnormal numbers, which are slow, become -inf."""
-    top = exponent.detach().amax(1).clamp_min(LOWEST)
-    below = exponent - top.unsqueeze(1)
-    return torch.threshold(below, SMALLEST_EXPONENT[below.dtype], -torch.inf), top
 
 
 def statistics_of(

@@ -43,7 +43,8 @@ def all_gather_pairs(embedded: Input | GlobalPairs) -> GlobalPairs:
     parts, sizes = _agreed(embedded)
     start = sum(sizes[: rank()])
     found = [part.gathered(sizes) for part in parts]
-    pairs = tuple(each for part, rows in zip(parts, found, strict=True) for each in part.paired(rows))
+    pairs = tuple(each for part, rows in zip(parts, found, strict=True) for each in _paired(part.relate, rows))
+    _check_queues(pairs)
     features = _features(embedded, found[0]) if isinstance(embedded, EncodedBatch) else ()
     return GlobalPairs(pairs, slice(start, start + sizes[rank()]), sum(sizes), features)
 
@@ -88,12 +89,6 @@ class _Part:
                 row = torch.cat([row, row.new_full((len(row), widest[name] - row.shape[1]), fill)], 1)
             found[name] = gather_rows(row, apart if name in self.apart else sizes)
         return found
-
-    def paired(self, rows: dict[str, Tensor]) -> tuple[Pairs, ...]:
-        """Pair the rows of all ranks."""
-        pairs = _paired(self.relate, rows)
-        _check_queues(pairs)
-        return pairs
 
 
 QUEUE_ROWS_READ = 16

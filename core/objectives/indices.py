@@ -21,18 +21,6 @@ def partners_of_views(count: int, batch: int, device: torch.device) -> tuple[Ten
     return (second * batch + row).view(-1, 1), ignored.flatten(2).flatten(0, 1)
 
 
-def own_side(own: Tensor, batch: int) -> Tensor:
-    """Return (V batch, batch), all rows of the view that each row belongs to, itself first."""
-    return own - own % batch + (own + torch.arange(batch, device=own.device)) % batch
-
-
-def other_members(blocks: int, size: int, device: torch.device) -> Tensor:
-    """Return (blocks, size, size - 1), the other members of each point's block, in cyclic order."""
-    own = torch.arange(blocks * size, device=device).view(blocks, size, 1)
-    member = torch.arange(size, device=device).view(1, size, 1)
-    return own - member + (member + torch.arange(1, size, device=device)) % size
-
-
 def neighbours(document: Tensor, window: int) -> Tensor:
     """Return (B, 2 window), the rows of the same document at most `window` away, padded with -1 at the end."""
     batch = len(document)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.metadata import EntryPoint
 from math import inf
 from threading import RLock
 from typing import Any, Literal, TypeVar, get_args
@@ -194,19 +193,15 @@ class Registry:
                 for point in points("objectives"):
                     if is_ours(point):
                         point.load()
-                    else:
-                        self._load_plugin(point)
+                        continue
+                    try:
+                        load(point)
+                    except PluginError as error:  # `get` reports it to who asks for its name
+                        self._broken[canonical_name(point.name)] = error
                 self._state = "loaded"
             finally:
                 if self._state == "loading":
                     self._state = "empty"
-
-    def _load_plugin(self, point: EntryPoint) -> None:
-        """Load a plug-in and remember its error. `get` reports the error when you ask for its name."""
-        try:
-            load(point)
-        except PluginError as error:
-            self._broken[canonical_name(point.name)] = error
 
     def get(self, name: str) -> Entry:
         """Return the entry of a name or alias.

@@ -104,14 +104,8 @@ class _Tile:
             self.exponentials[scale] = self.replace_excluded_(torch.mul(self.s, scale).exp_(), 0.0)
         return self.exponentials[scale]
 
-    def replace_excluded(self, values: Tensor, fill: float) -> Tensor:
-        """Return the values (R, T) with a number at the excluded entries."""
-        if self.excluded is None:
-            return values
-        return values.masked_fill(self.excluded, fill)
-
     def replace_excluded_(self, values: Tensor, fill: float) -> Tensor:
-        """Write the number into the values, which saves a copy."""
+        """Write a number into the excluded entries of values (R, T)."""
         if self.excluded is None:
             return values
         return values.masked_fill_(self.excluded, fill)
@@ -176,7 +170,8 @@ class _Summand:
             else:
                 e = self.exp(tile, side, shifts)
             for total, part in zip(sums[self.slots], as_tuple(self.statistic.parts(tile.s, e)), strict=True):
-                part = part if part is e else tile.replace_excluded(part, 0.0)
+                if part is not e and tile.excluded is not None:
+                    part = part.masked_fill(tile.excluded, 0.0)
                 for side in sides:
                     total[side.rows] += part.sum(side.axis)
 

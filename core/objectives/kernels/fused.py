@@ -28,23 +28,14 @@ BAND = 1 << 28
 
 @dataclass(frozen=True)
 class ProgramShape:
-    """The shape of a program.
+    """The shape of a program."""
 
-    Args:
-        rows: of the matrix.
-        columns: of the matrix, at a time.
-        width: of the embeddings, at a time.
-        warps: of the program.
-        stages: of the pipeline.
-        whole: embeddings up to this width are loaded at once.
-    """
-
-    rows: int
-    columns: int
-    width: int
+    rows: int  # of the matrix
+    columns: int  # of the matrix, at a time
+    width: int  # of the embeddings, at a time
     warps: int
-    stages: int
-    whole: int = 0
+    stages: int  # of the pipeline
+    whole: int = 0  # embeddings up to this width are loaded at once
 
 
 # The fastest on an H200 of those that fit into the shared memory of every GPU since sm_80. Elsewhere than on Hopper the
