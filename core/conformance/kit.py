@@ -110,6 +110,8 @@ def chosen(slow: bool = False, only: Iterable[str] | None = None, ranks: bool = 
     """Return the checks of a run, in the order of the table."""
     if only is None:
         return [c for c in CHECKS if (slow or not c.slow) and (ranks or c.name != "ranks")]
+    if isinstance(only, str):
+        only = [only]
     names, wanted = [check.name for check in CHECKS], list(only)
     for name in wanted:
         if name not in names:

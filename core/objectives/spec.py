@@ -33,6 +33,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.ASCII,
 )
 LONGEST, LONGEST_TOKEN = 10_000, 2000  # largest number of characters of a text, and of one name, number or quoted value
+LARGEST_NUMBER = 1e30  # of weights and options
 SHOWN = 150  # number of characters that an error shows around the error position
 _WORDS: dict[str, Value] = {"true": True, "false": False, "none": None, "True": True, "False": False, "None": None}
 
@@ -166,7 +167,7 @@ class _Reader:
 
     def number(self, text: str, start: int, end: int) -> float:
         number = float(text)
-        if math.isinf(number):
+        if abs(number) > LARGEST_NUMBER:
             raise self.error(f"the number {shortened(text)} is too large", start, end)
         return number
 
@@ -210,7 +211,7 @@ LARGEST_INTEGER = 2**53  # largest integer option. Larger integers are not exact
 
 def _has_room(number: float) -> bool:
     """Return whether float32 has room for what is computed from a number and from its reciprocal."""
-    return number == 0 or 1e-30 <= abs(number) <= 1e30
+    return number == 0 or 1 / LARGEST_NUMBER <= abs(number) <= LARGEST_NUMBER
 
 
 @dataclass(frozen=True)
