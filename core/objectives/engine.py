@@ -246,8 +246,7 @@ def row_statistics(
 def _in_kernels(problem: MatrixPass) -> tuple[Tensor, ...] | None:
     """Return the result of `fused`. None if the kernels failed their self-check."""
     global _served
-    from dipole.core.objectives.kernels.fused import fused
-    from dipole.core.objectives.kernels.selfcheck import key_of, selfcheck_error
+    from dipole.core.objectives.kernels.fused import fused, key_of, selfcheck_error
 
     key, device = key_of(problem), problem.x.device
     if key not in _verdicts:
@@ -395,7 +394,7 @@ def served() -> int:
 
 def failures() -> list[str]:
     """Return what was wrong with the kernels that failed their self-check."""
-    return [selfcheck_error for selfcheck_error in _verdicts.values() if selfcheck_error]
+    return [error for error in _verdicts.values() if error]
 
 
 def outlook(statistics: Iterable[AnyStatistic]) -> str:
