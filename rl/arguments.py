@@ -10,11 +10,11 @@ from dipole.core.utils.text import shortened
 
 
 def plain(value: Any) -> Any:
-    """Return a NumPy scalar as a Python number, lists as tuples, and anything else unchanged."""
-    if isinstance(value, (list, tuple)):
+    """Return a NumPy scalar as a Python number, lists and arrays as tuples, and anything else unchanged."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
         return tuple(map(plain, value))
-    if isinstance(value, np.generic):
-        return value.item()
     return value
 
 

@@ -94,14 +94,15 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         self.own_terms = unregistered(self._given)
         if objective is not None:
             settings["objective"] = objective
-        preset = preset or presets.DEFAULT[self.algorithm]
+        if preset is None:
+            preset = presets.DEFAULT[self.algorithm]
         chosen = presets.from_preset(
             preset,
             {**without_sb3_names(settings), "algorithm": self.algorithm},
             (*self.passed_on, "augmentation", "storage"),
         )
         self.inputs = chosen.inputs
-        self.augmentation = augmentation or presets.augmentation(preset)
+        self.augmentation = presets.augmentation(preset) if augmentation is None else augmentation
         self.storage = storage
         self.faults: list[dict[str, Any]] = []
         if env is not None or _init_setup_model:
@@ -268,14 +269,31 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             batch_size, self._augment, self._positives, self._vec_normalize_env, times, self.n_steps, self.gamma
         )
 
+    def _setup_lr_schedule(self) -> None:
+        super()._setup_lr_schedule()
+        self._rate(1.0)
+
+    def _rate(self, progress: float) -> float:
+        """Return the learning rate. Raise ConfigError if its function gives none, or a negative one."""
+        try:
+            rate = float(self.lr_schedule(progress))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"learning_rate is no function of the remaining progress, 1 to 0: {error}.") from error
+        if not 0 <= rate <= 10:
+            raise ConfigError(
+                f"learning_rate must be a number from 0 to 10, and its function gives {rate:g} at a remaining progress "
+                f"of {progress:g}."
+            )
+        return rate
+
     def _encoder_rate(self, progress: float) -> float:
         if self.encoder_learning_rate is None:
-            return float(self.lr_schedule(progress))
+            return self._rate(progress)
         return float(self.encoder_learning_rate)
 
     def _set_optimizers(self) -> None:
         """Set the optimizers to the agent's settings, because a loaded state brings its own."""
-        rate = float(self.lr_schedule(self._current_progress_remaining))
+        rate = self._rate(self._current_progress_remaining)
         encoder_rate = self._encoder_rate(self._current_progress_remaining)
         self.logger.record("train/learning_rate", rate)
         for optimizer in (self.policy.actor.optimizer, self.policy.critic.optimizer):

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dipole.core.utils.errors import ConfigError, TrainingError, nearest
 from dipole.core.utils.transfer import to_device
+from dipole.rl.arguments import check_integers
 from dipole.rl.frames import Frames, Size, extents
 from dipole.rl.seen import ObservationShape
 
@@ -221,7 +222,9 @@ class FrameSampler(ReplayBuffer):
 
         Raises:
             TrainingError: nothing is stored, or hardly anything but steps that failed.
+            ConfigError: `batch_size` is no integer >= 1.
         """
+        check_integers(batch_size=batch_size)
         sizes = self._head - self._tail
         ends = np.cumsum(sizes)
         if ends[-1] == 0:

@@ -270,6 +270,8 @@ def read_description(path: Any) -> dict[str, Any]:
 
     An open file is put back to its beginning.
     """
+    if isinstance(path, str | Path) and Path(path).is_dir():
+        raise CheckpointError(f"{path} is a folder and no agent. `dipole.rl.resume` continues from a checkpoint.")
     if isinstance(path, str | Path) and not Path(path).exists():
         path = Path(f"{str(path).removesuffix('.zip')}.zip")  # as SB3 finds it
     try:

@@ -113,6 +113,8 @@ def environment(name: str, **fixed: Any) -> Callable[[Factory], Factory]:
         )
 
     def decorate(factory: Factory) -> Factory:
+        if not callable(factory):
+            raise RegistryError(f"@environment({name!r}) decorates a class or a function, got {factory!r}.")
         place = f"{factory.__module__}:{factory.__qualname__}"
         taken = _environments.get(_key(name))
         if taken is not None and f"{taken.factory.__module__}:{taken.factory.__qualname__}" != place:

@@ -11,6 +11,7 @@ from dipole.core.evaluation.intervals import as_sample, bootstrap_interval, inte
 from dipole.core.utils.drawing import new_figure
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.text import counted
+from dipole.rl.arguments import check_integers
 
 # The papers' scores: the return after this many environment steps.
 SCORES = {"100k": 100_000, "500k": 500_000}
@@ -111,9 +112,10 @@ def aggregate(values: Sequence[float], confidence: float = 0.95, draws: int = 10
 
     Raises:
         DataError: there are no scores, or one is not finite.
-        ConfigError: `confidence` lies outside its range.
+        ConfigError: `confidence` or `draws` lies outside its range.
     """
     sample = as_sample(values)
+    check_integers(draws=draws)
     low, high = bootstrap_interval(sample, confidence, draws, seed)
     return Aggregate(len(sample), float(sample.mean()), interquartile_mean(sample), low, high)
 

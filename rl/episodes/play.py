@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecTransposeImage, unwrap_v
 
 from dipole.core.utils.errors import ConfigError, DataError, TrainingError
 from dipole.core.utils.extras import quoted
-from dipole.rl.arguments import check_integers, check_seed
+from dipole.rl.arguments import check_integers, check_number, check_seed
 from dipole.rl.envs.running.faults import PATIENCE, fault_message, guarded
 from dipole.rl.envs.running.validate import rendered, rows_of, validate
 from dipole.rl.envs.running.workers import WorkerVecEnv
@@ -249,11 +249,12 @@ def write_video(frames: Sequence[NDArray[np.uint8]], path: str | Path, fps: int 
         The file.
 
     Raises:
-        ConfigError: for another suffix, or .mp4 without ffmpeg.
+        ConfigError: for another suffix, .mp4 without ffmpeg, or `fps` below 1.
         DataError: if there are no frames, or an environment without a render mode made them.
     """
-    if not len(frames) or any(np.ndim(frame) != 3 for frame in frames):
-        raise DataError("a video needs frames (H, W, 3): make the environment with render_mode='rgb_array'.")
+    check_number(1, 1000, fps=fps)
+    if not len(frames) or any(np.ndim(frame) != 3 or frame.dtype != np.uint8 for frame in frames):
+        raise DataError("a video needs frames (H, W, 3) of uint8: make the environment with render_mode='rgb_array'.")
     path = require_format(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".gif":

@@ -334,6 +334,7 @@ def test_environments_are_listed_once_and_ids_are_tasks():
         assert registry.find(spelling).name == "ball_in_cup-catch"
     for name in (make_env, "my dot", ""):  # `@environment` without a name
         refused(RegistryError, r"needs a name such as @environment\('mine'\)", environment, name)
+    refused(RegistryError, "decorates a class or a function, got 3", environment("three"), 3)
     refused(RegistryError, r"'dot' is already registered by dipole\.rl\.envs\.dot", environment("dot"), make_env)
     assert RLConfig(task="dipole/dot-v0").environment() == {}
     assert RLConfig(task="cheetah-run", camera=1).environment()["camera"] == 1
