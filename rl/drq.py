@@ -42,10 +42,13 @@ class ContrastiveDrQ(PixelAgent, TD3):
         >>> action, _ = agent.predict(DotEnv().reset()[0])
 
     Args:
-        policy, env, objective, storage: as in `ContrastiveSAC`.
+        policy: as in `ContrastiveSAC`.
+        env: as in `ContrastiveSAC`.
+        objective: text, Objective or Composite, as in `ContrastiveSAC`.
         preset: "drqv2", the default.
         augmentation: "shift" by default: whole pixels, which equals the repository's grid sampling.
             "bilinear" draws shifts between pixels. Otherwise as in `ContrastiveSAC`.
+        storage: as in `ContrastiveSAC`.
         settings: any other field of `settings.AgentSettings` that "drq" has, and SB3's keywords.
 
     Raises:

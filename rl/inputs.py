@@ -181,9 +181,7 @@ def _normalized(normalizer: VecNormalize) -> set[str]:
     """Keys of the normalised observations, "" if they are no dictionary."""
     if not normalizer.norm_obs:
         return set()
-    if isinstance(normalizer.observation_space, spaces.Dict):
-        return set(normalizer.norm_obs_keys or ())
-    return {""}
+    return set(normalizer.norm_obs_keys or [""])
 
 
 class CheckedEnvironments(OffPolicyAlgorithm):

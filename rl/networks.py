@@ -212,6 +212,7 @@ class Encoders(BasePolicy):
     """
 
     encoder_class: type[PixelEncoder] = PixelEncoder
+    actor_class: type[BasePolicy]
     actor: Any
     critic: Any
     critic_target: Any
@@ -248,6 +249,10 @@ class Encoders(BasePolicy):
         state = {name: value for name, value in self.state_dict().items() if not name.startswith("contrast.")}
         torch.save({"state_dict": state, "data": self._get_constructor_parameters()}, path)
 
+    def make_actor(self, features_extractor: Any = None) -> Any:
+        own: Any = self
+        return self.actor_class(**own._update_features_extractor(own.actor_kwargs, features_extractor)).to(self.device)
+
     def _build(self, lr_schedule: Schedule) -> None:
         policy: Any = self
         self.actor, self.critic, self.critic_target = policy.make_actor(), policy.make_critic(), policy.make_critic()
@@ -265,6 +270,7 @@ class Encoders(BasePolicy):
 class PixelPolicy(Encoders, SACPolicy):
     """Actor, critic and momentum critic of SAC on images. `log_std_bounds` is the actor's range."""
 
+    actor_class = SquashedActor
     actor: SquashedActor
 
     def __init__(self, *arguments: Any, log_std_bounds: tuple[float, float] = (-10.0, 2.0), **settings: Any) -> None:
@@ -273,6 +279,7 @@ class PixelPolicy(Encoders, SACPolicy):
 
     def _initialise(self) -> None:
         """Draw the first weights of actor and critic."""
+        self.actor.log_std_bounds = self.log_std_bounds
         for network in (self.actor.latent_pi, self.critic):
             network.apply(initialise)
         # One orthogonal matrix for mean and deviation, as for a single output layer. gSDE's deviation is a
@@ -285,11 +292,6 @@ class PixelPolicy(Encoders, SACPolicy):
             for layer, weight in zip(outputs, joint.chunk(len(outputs)), strict=True):
                 layer.weight.copy_(weight)
                 layer.bias.zero_()
-
-    def make_actor(self, features_extractor: Any = None) -> SquashedActor:
-        actor = SquashedActor(**self._update_features_extractor(self.actor_kwargs, features_extractor)).to(self.device)
-        actor.log_std_bounds = self.log_std_bounds
-        return actor
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return super()._get_constructor_parameters() | {"log_std_bounds": self.log_std_bounds}
@@ -323,6 +325,7 @@ class DrQPolicy(Encoders, TD3Policy):
     """
 
     encoder_class = CentredEncoder
+    actor_class = NoisyActor
     actor: NoisyActor
 
     def _initialise(self) -> None:
@@ -332,9 +335,6 @@ class DrQPolicy(Encoders, TD3Policy):
     @property
     def actor_target(self) -> NoisyActor:  # type: ignore[override]
         return self.actor
-
-    def make_actor(self, features_extractor: Any = None) -> NoisyActor:
-        return NoisyActor(**self._update_features_extractor(self.actor_kwargs, features_extractor)).to(self.device)
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
         return self.actor._predict(observation, deterministic)

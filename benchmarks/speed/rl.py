@@ -155,7 +155,7 @@ def sampling(batch_size: int, rounds: int, folder: Path | None) -> dict[str, flo
 def rendering(rounds: int, frames: int = 5) -> dict[str, dict[str, float]]:
     """Return the milliseconds of a frame and of an agent step of the six tasks, by preset."""
     from dipole.rl import ControlEnv
-    from dipole.rl.envs.suite.tasks import PAPER_TASKS
+    from dipole.rl.envs.control import PAPER_TASKS
 
     found = {}
     for task in PAPER_TASKS:

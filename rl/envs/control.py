@@ -11,12 +11,41 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.errors import ConfigError, nearest
 from dipole.rl.arguments import check_integers, check_seed
 from dipole.rl.envs.observed import StackedEnv
-from dipole.rl.envs.registry import environment
-from dipole.rl.envs.suite import tasks
+from dipole.rl.envs.registry import environment, key_of
 
+# The tasks by name. The list is written out, so that naming a task does not load MuJoCo.
+SUITE = {
+    "acrobot": ("swingup", "swingup_sparse"),
+    "ball_in_cup": ("catch",),
+    "cartpole": ("balance", "balance_sparse", "swingup", "swingup_sparse", "two_poles", "three_poles"),
+    "cheetah": ("run",),
+    "dog": ("stand", "walk", "trot", "run", "fetch"),
+    "finger": ("spin", "turn_easy", "turn_hard"),
+    "fish": ("upright", "swim"),
+    "hopper": ("stand", "hop"),
+    "humanoid": ("stand", "walk", "run", "run_pure_state"),
+    "humanoid_CMU": ("stand", "walk", "run"),
+    "lqr": ("lqr_2_1", "lqr_6_2"),
+    "manipulator": ("bring_ball", "bring_peg", "insert_ball", "insert_peg"),
+    "pendulum": ("swingup",),
+    "point_mass": ("easy", "hard"),
+    "quadruped": ("walk", "run", "escape", "fetch"),
+    "reacher": ("easy", "hard"),
+    "stacker": ("stack_2", "stack_4"),
+    "swimmer": ("swimmer6", "swimmer15"),
+    "walker": ("stand", "walk", "run"),
+}
+
+# The six tasks of the papers, in the order of their tables (Spin, Swingup, Easy, Run, Walk, Catch).
+PAPER_TASKS = ("finger-spin", "cartpole-swingup", "reacher-easy", "cheetah-run", "walker-walk", "ball_in_cup-catch")
+
+# Control steps per agent step (CURL, appendix): 2 for finger and walker, 8 for cartpole, 4 otherwise.
+_ACTION_REPEAT = {"finger": 2, "walker": 2, "cartpole": 8}
+# Camera 0 of the quadruped is fixed to the world, and 2 follows the body.
+_CAMERA = {"quadruped": 2}
 # Fields of the model that tasks change between episodes (targets, gains, terrain, colours).
 _EPISODE_FIELDS = (
     "body_pos", "body_quat", "geom_pos", "geom_size", "geom_rgba", "site_pos", "site_size", "site_rgba", "light_pos",
@@ -30,6 +59,21 @@ _TIME_LIMIT = 1000
 _PLAIN = (type(None), bool, int, float, str, np.ndarray, np.number)
 # The lqr tasks draw the stiffness of their springs when they are loaded, before anything else.
 _STIFFNESS = (15, 25)
+
+
+def split(task: str) -> tuple[str, str]:
+    """Split "cheetah-run" (or "cheetah/run", "ball-in-cup-catch") into dm_control's domain and task name."""
+    known = suite_names()
+    found = {key_of(name): name for name in known}.get(key_of(task))
+    if found is None:
+        raise ConfigError(f"unknown task {task!r}.{nearest(str(task), known)} Allowed: {', '.join(known)}.")
+    domain, _, rest = found.partition("-")
+    return domain, rest
+
+
+def suite_names() -> list[str]:
+    """All suite tasks as "domain-task"."""
+    return [f"{domain}-{task}" for domain, tasks in SUITE.items() for task in tasks]
 
 
 class ControlEnv(StackedEnv):
@@ -86,7 +130,7 @@ class ControlEnv(StackedEnv):
         inputs: str = "pixels",
         render_size: int | None = None,
     ) -> None:
-        domain, name = tasks.split(task)
+        domain, name = split(task)
         super().__init__(size, frame_stack, render_mode, inputs, render_size)
         if action_repeat is not None:
             check_integers(action_repeat=action_repeat)
@@ -98,7 +142,7 @@ class ControlEnv(StackedEnv):
 
         suite: Any = import_suite()
         self.task = f"{domain}-{name}"
-        self.action_repeat = action_repeat or tasks.ACTION_REPEAT.get(domain, tasks.DEFAULT_ACTION_REPEAT)
+        self.action_repeat = action_repeat or _ACTION_REPEAT.get(domain, 4)
         try:
             self._control = suite.load(domain, name, task_kwargs={**(task_kwargs or {}), "random": seed})
         except TypeError as error:
@@ -106,7 +150,7 @@ class ControlEnv(StackedEnv):
         self._physics = self._control.physics
         self._limit = self._control._step_limit if np.isfinite(self._control._step_limit) else _TIME_LIMIT
         self._rendering = rendering
-        self._view = tasks.CAMERA.get(domain, 0) if camera is None else camera
+        self._view = _CAMERA.get(domain, 0) if camera is None else camera
         # One camera per drawn size, made at first use. MuJoCo reads these values with the first one.
         self._cameras: dict[int, Any] = {}
         visual, largest = self._physics.model.vis, max(size, self.render_size)
@@ -244,5 +288,5 @@ class ControlEnv(StackedEnv):
         self._vector = state.get("vector", self._vector)
 
 
-for _task in tasks.names():
+for _task in suite_names():
     environment(_task, task=_task)(ControlEnv)

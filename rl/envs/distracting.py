@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from dipole.core.utils.errors import ConfigError
 from dipole.rl.arguments import check_number
-from dipole.rl.envs.control import ControlEnv
+from dipole.rl.envs.control import ControlEnv, split, suite_names
 from dipole.rl.envs.registry import environment
-from dipole.rl.envs.suite import tasks
 
 _SHIFT = 0.3  # of the camera at full difficulty, as a share of its distance from the world's centre
 _ROLL = np.pi / 6  # of the camera at full difficulty
@@ -74,7 +73,7 @@ class DistractingControlEnv(ControlEnv):
         self._plain = {name: np.array(getattr(model, name)) for name in names}
         self._background: Background | None = None
         if videos is not None and inputs != "state":
-            domain = tasks.split(task)[0]
+            domain = split(task)[0]
             self._background = Background(self._physics, domain, videos, dynamic)
             self._background.clear_floor(domain, self._plain["geom_rgba"], self._plain["mat_rgba"])
 
@@ -223,5 +222,5 @@ def _picture(path: Path, width: int) -> NDArray[np.uint8]:
         raise ConfigError(f"the background {path} cannot be read: {error}") from error
 
 
-for _task in tasks.names():
+for _task in suite_names():
     environment(f"distracting:{_task}", task=_task)(DistractingControlEnv)

@@ -127,6 +127,6 @@ class DiscreteDotEnv(DotEnv):
         self.action_space = spaces.Discrete(len(_MOVES))
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        if np.shape(action) or not self.action_space.contains(int(action)):
+        if not self.action_space.contains(action):
             raise ConfigError(f"an action of this task is an integer from 0 to {len(_MOVES) - 1}, got {action!r}.")
         return super().step(_MOVES[int(action)])

@@ -116,13 +116,13 @@ def environment(name: str, **fixed: Any) -> Callable[[Factory], Factory]:
         if not callable(factory):
             raise RegistryError(f"@environment({name!r}) decorates a class or a function, got {factory!r}.")
         place = f"{factory.__module__}:{factory.__qualname__}"
-        taken = _environments.get(_key(name))
+        taken = _environments.get(key_of(name))
         if taken is not None and f"{taken.factory.__module__}:{taken.factory.__qualname__}" != place:
             raise RegistryError(
                 f"the environment {name!r} is already registered by {taken.factory.__module__}: {place} needs another "
                 "name."
             )
-        _environments[_key(name)] = Environment(name, factory, fixed)
+        _environments[key_of(name)] = Environment(name, factory, fixed)
         if taken is not None:
             return factory
         # Both spellings: dipole/ball_in_cup-catch-v0 as in dm_control, dipole/ball-in-cup-catch-v0 as in the papers.
@@ -146,7 +146,7 @@ def find(task: str) -> Environment:
     Raise ConfigError for an unknown one, with the nearest name and all names.
     """
     load()
-    known = _environments.get(_key(task))
+    known = _environments.get(key_of(task))
     if known is not None:
         return known
     if _ID.fullmatch(str(task)):
@@ -200,5 +200,5 @@ def shown(env: Any) -> str:
     return str(identity or type(getattr(env, "unwrapped", env)).__qualname__)
 
 
-def _key(task: str) -> str:
+def key_of(task: str) -> str:
     return str(task).replace("/", "-").replace("-", "_").lower()

@@ -18,8 +18,7 @@ from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.plugins import shipped
 from dipole.rl import DotEnv
 from dipole.rl.adapter import RLAdapter, RLConfig
-from dipole.rl.envs import registry
-from dipole.rl.envs.suite import tasks
+from dipole.rl.envs import control, registry
 from dipole.rl.episodes.history import SCORES
 from dipole.rl.settings import CURL_OBJECTIVE as INFONCE
 from tests.rl.conftest import QUICK
@@ -156,8 +155,8 @@ def test_every_recipe_of_the_domain_is_complete(name):
         config = load_recipe(name, ["rl.task=ball-in-cup-catch"]).config
         assert (config.train.steps, config.train.batch_size, config.rl.task) == (100_000, 512, "ball_in_cup-catch")
         assert (config.rl.preset, config.rl.rendering, config.rl.episodes) == ("curl", "paper", 10)
-        found = [load_recipe(name, [f"rl.task={task}"]).config.rl.task for task in tasks.PAPER_TASKS]
-        assert found == list(tasks.PAPER_TASKS)
+        found = [load_recipe(name, [f"rl.task={task}"]).config.rl.task for task in control.PAPER_TASKS]
+        assert found == list(control.PAPER_TASKS)
 
 
 def test_recipes_have_settings_of_peers():
@@ -174,8 +173,7 @@ def test_recipes_have_settings_of_peers():
     ("dot", "rl.task=cheeta-run", r"unknown task 'cheeta-run'.*cheetah-run"),
     ("dot", "train.weight_decay=0.1", r"train.weight_decay: has no effect in the domain 'rl'"),
     ("dot", "train.schedule=cosine", r"train\.schedule: has no effect in the domain 'rl'"),
-    ("dot", "rl.encoder_stepz=1", "encoder_stepz"),
-    ("dot", "rl.evaluation_workers=4", "set evaluation_seeds = 'each'"),
+    ("dot", "rl.encoder_stepz=1", "encoder_stepz"), ("dot", "rl.evaluation_workers=4", "set evaluation_seeds = 'each'"),
     ("dot-state", "rl.frame_stack=2", "frame_stack has no effect with inputs='state'"),
     ("curl", "rl.difficulty=medium", "difficulty has no effect on the task"),
     ("dot", "rl.camera=1", "camera has no effect on the task 'dot', whose settings are size, frame_stack"),

@@ -197,16 +197,13 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(tiny_agent, term, joint
     assert all(torch.equal(a, b) for a, b in zip(before, guarded, strict=True))
 
 
-def test_a_gradient_that_is_not_finite_names_the_term(tiny_agent):
+def test_a_gradient_that_is_not_finite_names_the_term_and_emulated_bf16_warns(tiny_agent, monkeypatch):
     agent = tiny_agent(objective="infonce + dp").learn(12)
     batch = agent.replay_buffer.sample_views(8, agent._augment, 1)
     # Of value 0 and infinite gradient.
     agent.contrast.terms[1].loss = lambda positive, rows: (positive - positive.detach()).sqrt().sum()
     refused(TrainingError, r"gradient of the contrastive loss is not finite.*the term dp", agent.update, batch)
     assert all(p.isfinite().all() for p in agent.policy.parameters())
-
-
-def test_emulated_bf16_warns(tiny_agent, monkeypatch):
     monkeypatch.setattr(agent_module, "bf16_is_native", lambda device: False)
     with pytest.warns(RuntimeWarning, match="emulated"):
         tiny_agent(precision="bf16")
@@ -231,8 +228,7 @@ def test_emulated_bf16_warns(tiny_agent, monkeypatch):
     ({"tensorboard_log": 3}, "tensorboard_log must be a folder, or None, got 3"),
     ({"objective": "tuple"}, "the objective tuple cannot run inside an agent: tuple is supervised"),
     ({"objective": "cacr(k=4)", "positives": 1}, "the objective cacr(k=4) cannot run inside an agent"),
-    ({"objective": "infonse"}, "infonce"),
-    ({"objective": torch.nn.Linear(2, 2)}, "objective must be a text"),
+    ({"objective": "infonse"}, "infonce"), ({"objective": torch.nn.Linear(2, 2)}, "objective must be a text"),
     ({"image_size": None, "augmentation": lambda images: images / 255}, "returns values from 0 to 1, but"),
     ({"env": gymnasium.wrappers.DtypeObservation(DotEnv(), np.float32)}, "needs uint8 images"),
 ])  # fmt: skip

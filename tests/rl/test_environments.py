@@ -19,8 +19,8 @@ from dipole.core.train.run import train
 from dipole.core.utils.errors import ConfigError, DipoleError, RegistryError
 from dipole.rl import ControlEnv, DotEnv, environment, envs, make_env
 from dipole.rl.adapter import RLConfig
-from dipole.rl.envs import registry
-from dipole.rl.envs.suite import rendering, tasks
+from dipole.rl.envs import control, registry
+from dipole.rl.envs.suite import rendering
 from dipole.rl.envs.suite.rendering import INSTALL, PACKAGES, RenderingError, choose_backend, import_suite, osmesa_works
 from tests.runs import refused
 
@@ -33,8 +33,8 @@ REPEATS = {
 def test_task_names_are_all_of_dm_control(opengl):
     from dm_control import suite
 
-    assert tasks.names() == [f"{domain}-{task}" for domain, task in suite.ALL_TASKS]
-    assert tasks.split("ball-in-cup-catch") == ("ball_in_cup", "catch")
+    assert control.suite_names() == [f"{domain}-{task}" for domain, task in suite.ALL_TASKS]
+    assert control.split("ball-in-cup-catch") == ("ball_in_cup", "catch")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def pair(opengl):
 
 
 CHECKED = ("finger-spin", "reacher-easy")
-SLOW = [pytest.param(task, marks=pytest.mark.slow) for task in tasks.PAPER_TASKS if task not in CHECKED]
+SLOW = [pytest.param(task, marks=pytest.mark.slow) for task in control.PAPER_TASKS if task not in CHECKED]
 
 
 @pytest.mark.parametrize("task", [*CHECKED, *SLOW])
@@ -144,7 +144,7 @@ def test_the_state_continues_bit_for_bit_in_another_environment(task, inputs, pa
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("opengl")
-@pytest.mark.parametrize("task", tasks.names())
+@pytest.mark.parametrize("task", control.suite_names())
 def test_every_task_of_the_suite_runs(task):
     env = gymnasium.make(f"dipole/{task}-v0", size=32, rendering="fast")
     first, _ = env.reset(seed=0)
@@ -171,8 +171,7 @@ def test_lqr_draws_its_springs_from_the_seed(opengl):
 @pytest.mark.parametrize(("task", "settings", "said"), [
     ("dot", {"rendering": "fast"}, r"'dot' has no setting 'rendering'.*Settings: size, frame_stack, render_mode"),
     ("cheetah-run", {"sise": 3}, r"no setting 'sise'. Did you mean 'size'"),
-    ("dot", {"size": 5}, "size must be at least 12"),
-    ("dot", {"size": "28"}, "size must be an integer >= 1, got '28'"),
+    ("dot", {"size": 5}, "size must be at least 12"), ("dot", {"size": "28"}, "size must be an integer >= 1, got '28'"),
     ("dot", {"frame_stack": 0}, "frame_stack must be an integer >= 1"),
     ("dot", {"render_mode": "human"}, "render_mode must be 'rgb_array' or None"),
     ("cheetah-run", {"seed": -1}, "seed must be an integer from 0 to"),
@@ -180,8 +179,7 @@ def test_lqr_draws_its_springs_from_the_seed(opengl):
     ("cheetah-run", {"action_repeat": 0}, "action_repeat must be an integer >= 1"),
     ("cheetah-run", {"rendering": "best"}, "rendering must be 'paper' or 'fast'"),
     ("cheetah-run", {"camera": 17}, "camera 17 does not exist"),
-    ("cheeta-run", {}, r"unknown task 'cheeta-run'.*Did you mean 'cheetah-run'"),
-    (None, {}, "unknown task None"),
+    ("cheeta-run", {}, r"unknown task 'cheeta-run'.*Did you mean 'cheetah-run'"), (None, {}, "unknown task None"),
 ])  # fmt: skip
 @pytest.mark.usefixtures("opengl")
 def test_wrong_keywords_of_an_environment_raise_errors(task, settings, said):
@@ -328,8 +326,8 @@ def test_a_file_in_the_folder_is_enough(tmp_path, monkeypatch):
 
 
 def test_environments_are_listed_once_and_ids_are_tasks():
-    distracted = {f"distracting:{task}" for task in tasks.names()}
-    assert set(registry.names()) == {*tasks.names(), *distracted, "dot", "dot-discrete"}
+    distracted = {f"distracting:{task}" for task in control.suite_names()}
+    assert set(registry.names()) == {*control.suite_names(), *distracted, "dot", "dot-discrete"}
     for spelling in ("ball-in-cup-catch", "ball_in_cup/catch", "Ball_In_Cup-Catch"):
         assert registry.find(spelling).name == "ball_in_cup-catch"
     for name in (make_env, "my dot", ""):  # `@environment` without a name

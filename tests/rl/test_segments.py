@@ -13,7 +13,6 @@ import torch
 from dipole.core.utils.errors import CheckpointError, TrainingError
 from dipole.rl import CheckpointCallback, DotEnv, make_env, resume, snapshots
 from dipole.rl.replay import FrameReplayBuffer
-from dipole.rl.snapshots import read_plain, write_plain
 from tests.rl.conftest import same, tiny
 from tests.rl.test_replay import ACTION, episodes, fill, space
 from tests.runs import refused
@@ -187,16 +186,16 @@ def test_values_come_back_as_they_were(tmp_path):
         "tensor": torch.tensor([[1.5, float("-inf")]], dtype=torch.float64), "deque": deque([{"r": 1.0}], maxlen=7),
         "dict": {"array": 0},
     }  # fmt: skip
-    write_plain(tmp_path, "state", value)
-    assert repr(read_plain(tmp_path, "state")) == repr(value)  # types, shapes and precisions too
+    snapshots.write_plain(tmp_path, "state", value)
+    assert repr(snapshots.read_plain(tmp_path, "state")) == repr(value)  # types, shapes and precisions too
 
 
 @pytest.mark.parametrize("kind", [np.random.PCG64, np.random.MT19937, np.random.Philox])
 def test_generators_go_on(tmp_path, kind):
     generator, old = np.random.Generator(kind(3)), np.random.RandomState(3)
     generator.integers(0, 9, 3), old.normal(size=3)
-    write_plain(tmp_path, "state", [generator, old])
-    again, old_again = read_plain(tmp_path, "state")
+    snapshots.write_plain(tmp_path, "state", [generator, old])
+    again, old_again = snapshots.read_plain(tmp_path, "state")
     assert (again.integers(0, 99, 9) == generator.integers(0, 99, 9)).all()
     assert (old_again.normal(size=9) == old.normal(size=9)).all()
 
@@ -204,7 +203,7 @@ def test_generators_go_on(tmp_path, kind):
 def test_objects_are_refused_with_their_place(tiny_agent, tmp_path):
     for value in (lambda: 0, object(), np.array([{}]), open):
         with pytest.raises(CheckpointError, match=r"cannot save state\.env\[1\]\.goal, of type .*Let get_state return"):
-            write_plain(tmp_path, "state", {"env": [0, {"goal": value}]})
+            snapshots.write_plain(tmp_path, "state", {"env": [0, {"goal": value}]})
 
     class Closed(DotEnv):
         def get_state(self):

@@ -205,13 +205,17 @@ def test_every_setting_works_in_python_and_recipes(algorithm):
     assert settings_of(preset, table.agent_settings()) == given
 
 
-def test_recipes_keep_their_run_id_and_the_papers_batch():
+def test_recipes_keep_their_run_id_and_the_papers_rates():
     assert "algorithm" not in RLConfig().determining()
     assert recipe(algorithm="sac").config.hash == recipe().config.hash
     assert RLConfig(algorithm="drq").determining() == RLConfig(preset="drqv2").determining()
     assert RLConfig(algorithm="drq").augmentation == "shift"
     assert recipe(log_std_bounds=[-5, 1]).config.rl.log_std_bounds == (-5, 1)
     assert settings_of("curl", {"log_std_bounds": (-5, 1)}).log_std_bounds == (-5, 1)
+    assert config_of(task="cheetah-run").train.learning_rate == 2e-4
+    assert config_of(task="walker-walk").train.learning_rate == 1e-3
+    assert config_of(task="cheetah-run", preset="small").train.learning_rate == 1e-3
+    assert config_of(task="cheetah-run", train={"learning_rate": 3e-4}).train.learning_rate == 3e-4
 
 
 @pytest.mark.parametrize(("given", "said"), [
@@ -321,8 +325,7 @@ def test_entry_of_a_file_sets_what_the_recipe_leaves_out(tmp_path):
 
 
 @pytest.mark.parametrize(("text", "task", "said"), [
-    (None, "dot", "cannot be read"),
-    ("[1, 2]", "dot", "must map tasks to hyper-parameters"),
+    (None, "dot", "cannot be read"), ("[1, 2]", "dot", "must map tasks to hyper-parameters"),
     ("dot: {learning_rate: lin_1e-3}", "dot", "is a schedule, and a recipe has a constant rate"),
     ("walker-walk: {tau: 0.1}", "dot", r"no entry 'dot' and no 'default'\. Entries: walker-walk"),
     (FILE, "odd", r"env_wrapper has no meaning here\. Use the environment's own settings"),
@@ -334,13 +337,6 @@ def test_unreadable_files_raise_errors(tmp_path, text, task, said):
     if text is not None:
         (tmp_path / "some.yml").write_text(text)
     refused(ConfigError, said, read_zoo, tmp_path / "some.yml", task)
-
-
-def test_cheetah_has_its_own_learning_rate():
-    assert config_of(task="cheetah-run").train.learning_rate == 2e-4
-    assert config_of(task="walker-walk").train.learning_rate == 1e-3
-    assert config_of(task="cheetah-run", preset="small").train.learning_rate == 1e-3
-    assert config_of(task="cheetah-run", train={"learning_rate": 3e-4}).train.learning_rate == 3e-4
 
 
 STATE = {"objective": "none", "preset": "sb3", "batch_size": 16, "buffer_size": 300, "seed": 0, "device": "cpu"}

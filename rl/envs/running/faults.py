@@ -34,6 +34,7 @@ from dipole.rl.envs.running.validate import (
 
 # So many faults without a good step mean that the environment is broken.
 PATIENCE = 5
+REFUSED = "dipole refuses"  # key of an info
 
 
 def describe(error: BaseException, step: int, episode: int, seed: int | None) -> dict[str, Any]:
@@ -54,8 +55,10 @@ class Guard(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     The observation of such a step is the last good one, the reward is 0, and replay leaves the step out. A failing
     `reset` is tried again. Five faults without a good step raise TrainingError. A wrong interface (an observation
-    outside its space, gym's old tuples) raises ConfigError at once.
+    outside its space, gym's old tuples) raises ConfigError at once. A worker's process sends it to its parent instead.
     """
+
+    is_in_worker = False
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -74,8 +77,10 @@ class Guard(gymnasium.Wrapper[Any, Any, Any, Any]):
                 self._look_at(observation)
                 self._last = observation
                 return self._last, info
-            except ConfigError:
-                raise
+            except ConfigError as error:
+                if not self.is_in_worker:
+                    raise
+                return self.observation_space.sample(), {REFUSED: str(error)}
             except Exception as error:
                 self._count(error, "reset of the environment")
 
@@ -86,8 +91,10 @@ class Guard(gymnasium.Wrapper[Any, Any, Any, Any]):
             if not (np.abs(np.asarray(reward, np.float64)) <= LARGEST).all():
                 raise ValueError(f"the reward is {reward}")
             self._look_at(observation)
-        except ConfigError:
-            raise
+        except ConfigError as error:
+            if not self.is_in_worker:
+                raise
+            return self.observation_space.sample(), 0.0, False, False, {REFUSED: str(error)}
         except Exception as error:
             self._count(error, "the environment")
             return self._last, 0.0, False, True, {"fault": describe(error, self._step, self._episode, self._seed)}

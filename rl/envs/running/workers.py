@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env.subproc_vec_env import _stack_obs, _worker
 
 from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.rl.arguments import check_integers, check_number
-from dipole.rl.envs.running.faults import PATIENCE, fault_message, guarded
+from dipole.rl.envs.running.faults import PATIENCE, REFUSED, Guard, fault_message, guarded
 
 
 class _HungError(EOFError):
@@ -24,7 +24,6 @@ class _HungError(EOFError):
 # Raised by a pipe whose other end is gone.
 _GONE = (EOFError, BrokenPipeError, ConnectionResetError)
 _TO_BEGIN = 60.0  # seconds: a process imports its libraries first
-_REFUSED = "dipole refuses"  # key of an info
 START = next(name for name in ("forkserver", "spawn") if name in multiprocessing.get_all_start_methods())
 _COUNTERS = ("_root_seeds", "_steps", "_episodes", "_deaths", "_in_a_row")
 
@@ -276,27 +275,13 @@ class WorkerVecEnv(SubprocVecEnv):
         return observation, 0.0, True, info, reset_info
 
 
-class _Telling(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Sends a refusal (ConfigError) to the parent, where it is raised, instead of dying of it."""
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        try:
-            return self.env.reset(seed=seed, options=options)
-        except ConfigError as error:
-            return self.env.observation_space.sample(), {_REFUSED: str(error)}
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        try:
-            return self.env.step(action)
-        except ConfigError as error:
-            return self.env.observation_space.sample(), 0.0, False, False, {_REFUSED: str(error)}
-
-
-def _made(make: CloudpickleWrapper) -> _Telling:
+def _made(make: CloudpickleWrapper) -> Guard:
     """Make the user's environment inside Monitor and Guard."""
-    return _Telling(guarded(make.var()))
+    env = guarded(make.var())
+    env.is_in_worker = True
+    return env
 
 
 def _raise_refusal(info: Any) -> None:
-    if info and _REFUSED in info:
-        raise ConfigError(info[_REFUSED])
+    if info and REFUSED in info:
+        raise ConfigError(info[REFUSED])
