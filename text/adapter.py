@@ -318,16 +318,9 @@ class TextAdapter(Adapter):
     def _senteval(self, objective: Any) -> dict[str, float]:
         c = self.config
         assert c.senteval is not None  # the caller has checked it
-        found = senteval.evaluate(
-            self.encoder(objective).encode,
-            c.tasks,
-            c.senteval,
-            protocol=c.protocol,
-            kfold=c.kfold,
-            halves=self.module.halves,
-            progress=False,
-            device=self._measures,
-        )
+        encode, halves = self.encoder(objective).encode, self.module.halves
+        options: dict[str, Any] = {"protocol": c.protocol, "kfold": c.kfold, "device": self._measures}
+        found = senteval.evaluate(encode, c.tasks, c.senteval, **options, halves=halves, progress=False)
         self._noticed = [f"{task}: {line}" for task, result in found.items() for line in result.changed]
         if self.part != "validation":
             for name, table in written_tables(found).items():

@@ -35,10 +35,9 @@ T = TypeVar("T")
 
 
 def corpus_folder(config: TextSettings, tokens: Tokens | None, texts_hash: str | None = None) -> Path | None:
-    """Return the folder for the ids of a corpus, or None if they stay in memory.
+    """Return the folder for the ids of a corpus, named by its content, or None if they stay in memory.
 
-    The name depends on the contents of the files, not on paths and dates. Without `tokens` there is a vocabulary of the
-    corpus's own words. `texts_hash` is that of a pair table, if its texts are encoded.
+    Without `tokens` there is a vocabulary of the corpus's own words. `texts_hash` is that of a pair table.
     """
     by: Any = ["words", config.vocabulary_size, config.lower]
     if tokens is not None:
@@ -121,10 +120,7 @@ def _stamps(config: TextSettings) -> list[tuple[str, int, int]]:
 
 
 def load_or_build(folder: Path, load: Callable[[Path], T | None], build: Callable[[Path], None]) -> T:
-    """Load a folder, or build it first if `load` returns None or raises. Other processes wait meanwhile.
-
-    A complete folder is read without a lock, so it can be read-only.
-    """
+    """Load a folder, or build it if `load` returns None or raises, while others wait. A complete one needs no lock."""
     content = found(partial(load, folder))
     if content is not None:
         return content

@@ -89,7 +89,6 @@ def sentences_of(text: str, is_lines: bool) -> list[str]:
 
 
 def documents_of(pieces: Iterable[Piece]) -> Iterator[Document]:
-    """Join pieces to documents."""
     document: Document | None = None
     for piece in pieces:
         if document is not None and piece.starts:

@@ -66,19 +66,18 @@ class Data(ABC):
         """Warn if sentences hold about one token, or if most words are unknown."""
         special = self.tokens.tokenizer.num_special_tokens_to_add(False)
         average = len(self.sentences.tokens) / len(self.sentences) - special
+        problems = []
         if average < FEW_TOKENS:
-            warn(
-                f"{self.config.corpus}: sentences have {average:.1f} tokens on average, so an encoder learns next to "
-                f"nothing about word order or meaning. {ANOTHER_TOKENIZER}",
-                stacklevel=3,
+            problems.append(
+                f"sentences have {average:.1f} tokens on average, so an encoder learns next to nothing about word "
+                f"order or meaning"
             )
         seen = self.sentences.tokens[:LOOKED_AT]
         unknown = (seen == self.tokens.unknown).sum() / max(1, len(seen) - special * len(seen) / (average + special))
         if unknown > MANY_UNKNOWN:
-            warn(
-                f"{self.config.corpus}: {unknown:.0%} of the words are unknown to the tokenizer. {ANOTHER_TOKENIZER}",
-                stacklevel=3,
-            )
+            problems.append(f"{unknown:.0%} of the words are unknown to the tokenizer")
+        for problem in problems:
+            warn(f"{self.config.corpus}: {problem}. {ANOTHER_TOKENIZER}", stacklevel=3)
 
     def info(self) -> dict[str, Any]:
         """Return fingerprint and sizes for the record."""

@@ -111,7 +111,6 @@ def distinct(texts: np.ndarray) -> np.ndarray:
 
 
 def _first(texts: np.ndarray) -> np.ndarray:
-    """Return the places of the first occurrences."""
     return np.sort(np.unique(texts, return_index=True)[1])
 
 

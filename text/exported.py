@@ -123,10 +123,7 @@ def _leave_prompt_out(tokenizer: Any, prompt: str) -> None:
 def check_vectors(
     encoder: SentenceEncoder, folder: Path, normalize: Normalize | None = None, most: float = 1e-5
 ) -> None:
-    """Raise TrainingError if an exported folder gives other vectors than the run.
-
-    The last sentence of the check is longer than the encoder reads.
-    """
+    """Raise TrainingError if an exported folder gives other vectors than the run, also for a sentence that is cut."""
     words = [word for word in encoder.tokens.words() if word.isalpha()][:200] or ["word"]
     count = LONG + (encoder.max_length or LONG)
     texts = [*PROBE, " ".join(words[7 * i % len(words)] for i in range(count))]

@@ -193,10 +193,7 @@ def build_transformer(
     lora: LoraTable | None = None,
     weights: Weights | None = None,
 ) -> Transformer:
-    """Build a transformer from a checkpoint folder, a name on the Hub or a config file.
-
-    A config file, or weights = "random", gives random weights, for as many tokens as `vocabulary` at least.
-    """
+    """Build a transformer from a folder, a Hub name or a config file: random weights are for `vocabulary` tokens."""
     place = NetworkSource(source, "text.transformer", weights)
     random = weights == "random" or (place.path is not None and not place.weight_files)
 

@@ -48,10 +48,8 @@ WORDS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
 
 @dataclass(frozen=True)
 class PairLabel:
-    """How a column of labels is used.
-
-    "filter" keeps the rows whose label is `start` or more, or has this name; None: 1 of the labels 0 and 1. "target"
-    weights rows by their label, `start` or the highest as 1.
+    """With "filter" rows are kept whose label is `start` or more, or has this name (None: 1 of the labels 0 and 1).
+    With "target" rows are weighted by their label, `start` or the highest as 1.
     """
 
     column: str | None = None  # None: there is no such column
@@ -407,10 +405,7 @@ def plain_name(name: Any) -> str:
 
 
 def check_labels(labels: dict[str, str], row: dict[str, Any], where: str, are_chosen: bool) -> None:
-    """Raise DataError if an unused label, by column, differs from that of the first row.
-
-    If the user has chosen the columns, it is a warning, given once.
-    """
+    """Raise DataError if an unused label differs from that of the first row. For chosen columns it is one warning."""
     for name, first in labels.items():
         value = str(row.get(name))
         if value == first:

@@ -44,7 +44,6 @@ class Sentences:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Content hash of tokens and boundaries."""
         return hash_of(self.tokens, self.offsets, self.document)
 
     @property

@@ -290,11 +290,10 @@ def read_vectors(path: str | Path, wanted: Container[str] | None = None) -> tupl
 def expand(
     index: dict[str, int], table: np.ndarray, vector_words: Sequence[str], vectors: np.ndarray
 ) -> tuple[list[str], np.ndarray]:
-    """Map the vectors of new words into a trained table (Kiros et al. 2015, Sec. 2.2, and the Quick-Thought code).
+    """Map vectors of new words into a trained table (V, d) (Kiros et al. 2015, Sec. 2.2, and the Quick-Thought code).
 
-    The map is linear with intercept, fitted by least squares on the shared words. `index` maps words to rows of the
-    table (V, d). Words with an underscore (phrases of word2vec) are skipped. Return the added words and their
-    embeddings (k, d).
+    The map is linear with intercept, fitted by least squares on shared words, whose rows `index` has. Words with an
+    underscore (phrases of word2vec) are skipped. Return the added words and their embeddings (k, d).
     """
     shared = [i for i, word in enumerate(vector_words) if word in index and index[word] != 0]
     if not shared:
@@ -311,10 +310,7 @@ EMPTY = -1  # number of a sentence without words
 
 
 def number_words(sentences: Sequence[str], lower: bool) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Number words in the order of their first occurrence.
-
-    Return (T,) int32 numbers, EMPTY for a sentence without words, (n,) int32 lengths of the sentences, and the words.
-    """
+    """Return numbers (T,) of words in order of occurrence (EMPTY: none), lengths (n,) of sentences, and the words."""
     cut = word_cutter(lower)
     index: dict[str, int] = {}
     seen: dict[str, list[int]] = {}  # texts without a blank, most of which repeat

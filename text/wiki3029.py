@@ -36,10 +36,8 @@ def build(
 ) -> tuple[int, int]:
     """Write `articles` rows of an `id` and `sentences` sentences as JSON lines, what the recipe wiki3029-blocks reads.
 
-    Articles with enough different sentences of at least `words` words, and the sentences of each, are drawn in a random
-    order. Draws depend on the seed and the article alone. Arora et al. 2019, Sec. 8, say no more than the two numbers.
-    The minimum of words is our choice. Arguments are those of the command (`text/commands.py`). Return how many
-    articles were read, and how many of them have enough sentences.
+    Articles with enough different sentences of `words` words or more, and their sentences, are drawn by seed and
+    article alone. Arora et al. 2019, Sec. 8, say only the two numbers. Return how many were read and are long enough.
     """
     if not out.name.endswith((".jsonl", ".jsonl.gz")):
         raise DataError(f"{out} must be named NAME.jsonl or NAME.jsonl.gz.")

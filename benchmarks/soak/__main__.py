@@ -98,10 +98,7 @@ class Soak:
     def wait(
         self, *runners: "subprocess.Popen[bytes]", cpu_seconds: float = CPU_SECONDS, idle_seconds: float = IDLE_SECONDS
     ) -> list[int]:
-        """Wait for all processes, and return the exit codes of the runners.
-
-        Raise BrokenError if the processes compute or wait without end, or outlive their runners.
-        """
+        """Wait for all processes and return the runners' exit codes. Raise BrokenError if any does not end."""
         used: dict[int, float] = {}  # of processes that have ended as well
         before, since, is_over = 0.0, time.monotonic(), False
         while (running := [each for each in runners if each.poll() is None]) or self.living():

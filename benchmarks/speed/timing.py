@@ -99,8 +99,7 @@ def rates(device: torch.device) -> dict[str, float]:
 def floor(rows: int, width: int, dtype: str, rate: dict[str, float]) -> float:
     """Return the least milliseconds of a loss of a symmetric matrix that is not stored, at measured rates.
 
-    Half of the matrix forward, half of it again backward, and one product of dL/ds with the rows: 4 rows^2 d
-    operations. Both passes read the rows, and the gradient is written.
+    Half of the matrix forward, half backward, and dL/ds times the rows: 4 rows^2 d operations on rows read twice.
     """
     moved = 3 * rows * width * (2 if dtype == "bf16" else 4)
     return 1e3 * max(4 * rows**2 * width / rate[dtype], moved / rate["bytes"])

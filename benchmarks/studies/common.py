@@ -8,7 +8,6 @@ from dipole.core.utils.files import atomic_write
 
 
 def load(path: Path, default: Any) -> Any:
-    """Read a JSON file, or return the default if there is none."""
     if not path.is_file():
         return default
     return json.loads(path.read_text(encoding="utf-8"))

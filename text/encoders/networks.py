@@ -93,10 +93,7 @@ def pooled(hidden: Tensor, mask: Tensor, mode: str) -> Tensor:
 
 
 def takes_whole_mask(config: Any) -> bool:
-    """Return whether a mask (b, 1, T, T) may replace one of a row for each sentence.
-
-    transformers uses it in place of the model's own mask. That of a decoder, or of a sliding window, would be lost.
-    """
+    """Return whether a mask (b, 1, T, T) may replace the model's own, which is none of a decoder or sliding window."""
     everywhere = config.model_type in ATTEND_EVERYWHERE and not getattr(config, "is_decoder", False)
     return everywhere and config._attn_implementation == "sdpa"
 

@@ -31,10 +31,7 @@ _READ: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 
 def with_modules(part: Transformer, source: str | None, pooling: str = "mean") -> Pooled | Transformer:
-    """Return the encoder with the modules that follow the transformer in a sentence-transformers folder.
-
-    A source of another library, or None, leaves the encoder unchanged.
-    """
+    """Return the encoder with the modules behind the transformer of a sentence-transformers folder, or unchanged."""
     if source is None or not (modules := _modules(source)):
         return part
     modes = _modes(_config(source, modules[1][1]))
@@ -115,13 +112,10 @@ def _json(source: str, name: str) -> dict[str, Any]:
 
 def _file(source: str, name: str) -> Path | None:
     """Return the path of a file in a folder or a Hub repository. None if it is missing."""
-    path = Path(source)
-    if path.exists():
-        if (path / name).is_file():
-            return path / name
-        return None
     from transformers.utils import cached_file
 
+    if Path(source).is_file():
+        return None
     try:
         found = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
     except OSError:
