@@ -247,8 +247,6 @@ class ContrastiveLoss(nn.Module):
                 warn(f"{name} is {term.note}. {advice}", stacklevel=3)
         return outcome.loss
 
-    # Called by sentence-transformers -------------------------------------------------------------------------------
-
     def get_config_dict(self) -> dict[str, Any]:
         """The arguments, for model cards."""
         names = ("gather_across_devices", "directions", "partition_mode")
@@ -260,8 +258,6 @@ class ContrastiveLoss(nn.Module):
         named = [(name, entry_of(term)) for name, _, term in self.objective if registry.name_of(type(term))]
         sources = "; ".join(f"{name}: {entry.source}" for name, entry in named if entry.source)
         return f"\n@misc{{dipole,\n    title={{{self.objective}}},\n    note={{{sources}}}\n}}\n"
-
-    # Parameters of the objective -----------------------------------------------------------------------------------
 
     def load_objective(self, folder: str | Path) -> None:
         """Read the objective's parameters from a checkpoint of a trainer.

@@ -26,6 +26,8 @@ from dipole.text.splitting import READER
 
 SHOWN = 3  # sentences whose nearest sentences are written down
 PAIRED = 1000  # sentences whose pairwise distances are shown, at most
+CHUNK = 256  # anchors whose scores are held at once
+TOGETHER = 1000  # documents whose sentences are encoded together
 
 
 @dataclass(frozen=True)
@@ -125,9 +127,6 @@ def _write_nearest(probe: ProbeSentences, rows: np.ndarray, vectors: Tensor) -> 
     (probe.workdir / "nearest_sentences.txt").write_text(text + "\n", encoding="utf-8")
 
 
-CHUNK = 256  # anchors whose scores are held at once
-
-
 def next_sentence(f: Tensor, g: Tensor, document: Tensor) -> dict[str, float]:
     """Rank the next sentence among all held-out ones by the cosine of f(sentence) and g(candidate), both (n, d).
 
@@ -214,9 +213,6 @@ def nearest_sentences(queries: Sequence[int], vectors: Tensor, texts: Sequence[s
         lines.append(texts[query])
         lines += [f"  {float(s):.3f}  {texts[int(i)]}" for s, i in zip(best.values, best.indices, strict=True)]
     return "\n".join(lines)
-
-
-TOGETHER = 1000  # documents whose sentences are encoded together
 
 
 def labelled_documents(source: str, column: str | None = None) -> Iterator[tuple[Document, str, bool]]:

@@ -104,9 +104,6 @@ class PairLabel:
         return (found / float(top)).clip(max=1).astype(np.float32)
 
 
-ALL_ROWS = PairLabel()  # there are no labels
-
-
 @dataclass(frozen=True)
 class PairTable:
     """Rows of texts that belong together, as numbers of distinct texts. Arrays can be memory maps."""
@@ -248,7 +245,7 @@ def read_pairs(
     encoding: str = "utf-8",
     limit: int | None = None,
     folder: Path | None = None,
-    label: PairLabel = ALL_ROWS,
+    label: PairLabel | None = None,
     tell: Told | None = None,
     unchanged: Callable[[], bool] = lambda: True,
 ) -> PairTable:
@@ -260,10 +257,11 @@ def read_pairs(
     are used. Without `label`, a column with a usual name for labels must hold one value. A folder caches the table as
     memory-mapped files. `unchanged` returns False if the source has changed since the folder was named.
     """
+    labels = label or PairLabel()
 
     def read(writer: PairWriter) -> dict[str, Any]:
         rows = located_rows(source, split, encoding, READER)
-        counts = _read(writer, islice(rows, limit), source, columns, label, tell)
+        counts = _read(writer, islice(rows, limit), source, columns, labels, tell)
         if not unchanged():
             raise DataError(f"{source} was changed while it was read. Nothing is cached. Start again later.")
         return counts
@@ -271,7 +269,7 @@ def read_pairs(
     def build(folder: Path) -> None:
         remove_scratch(folder)  # of a killed process
         with scratch(folder / TEXTS) as temporary:
-            writer = PairWriter(temporary, label)
+            writer = PairWriter(temporary, labels)
             counts = read(writer)
             files = writer.write(folder)
         table = _opened(folder, files, counts, {})
@@ -281,7 +279,7 @@ def read_pairs(
     if folder is not None:
         table = load_or_build(folder, _load, build)
     else:
-        writer = PairWriter(None, label)
+        writer = PairWriter(None, labels)
         table = writer.table(read(writer))
     if table.incomplete or table.fewer:
         anchor, positive, *_ = table.columns

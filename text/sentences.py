@@ -24,6 +24,7 @@ ARRAYS = {"tokens": np.int32, "offsets": np.int64, "document": np.int32}
 TOKENIZER, PARTS = "tokenizer.json", "parts"
 BLOCK = 1_000_000  # characters of a block, which one process cuts at a time
 PART = 32  # blocks that become one Arrow file. An interrupted run continues after the last file
+Encoded = Iterable[dict[str, Any]]  # blocks as `Cut` returns them
 
 
 @dataclass(frozen=True)
@@ -166,9 +167,6 @@ def _readable(pieces: Iterable[Piece]) -> Iterator[Piece]:
         yield from pieces
     except OSError as error:
         raise DataError(f"the corpus cannot be read: {error.filename or ''} {why(error, 'text.corpus')}") from error
-
-
-Encoded = Iterable[dict[str, Any]]  # blocks as `Cut` returns them
 
 
 def _cut_parts(

@@ -35,6 +35,18 @@ DIVIDERS = "\u0f0b\u0f0c\u1361\u200b"
 JOINERS = "\u200c\u200d\u055a-\u055c\u055e\u05f3\u05f4"
 # Characters without width that words are read without: soft hyphens, directions of writing, and joiners.
 INVISIBLE = r"[\x{AD}\x{61C}\x{200E}\x{200F}\x{202A}-\x{202E}\x{2060}-\x{2064}\x{2066}-\x{2069}\x{FEFF}]"
+OPTIONS = (
+    "pad_token", "unk_token", "bos_token", "eos_token", "cls_token", "sep_token", "mask_token", "truncation_side",
+    "model_max_length",
+)  # fmt: skip
+"""Settings of a tokenizer that transformers stores in `CONFIG`, and not in tokenizer.json."""
+CONFIG = "tokenizer_config.json"
+PROMPT = "dipole_prompt"  # key of CONFIG for the text to put before every sentence
+VECTORS = (
+    "Give text (also .gz), a word and its numbers on each line, divided by blanks. gensim makes it of a binary file: "
+    "KeyedVectors.load_word2vec_format(FILE, binary=True).save_word2vec_format(NEW)."
+)
+EMPTY = -1  # number of a sentence without words
 
 
 def _words_pattern(word: str, alone: str, dividers: str = "") -> str:
@@ -150,15 +162,6 @@ def copied(tokenizer: Tokenizer, first: Any = None) -> Tokenizer:
     return found
 
 
-OPTIONS = (
-    "pad_token", "unk_token", "bos_token", "eos_token", "cls_token", "sep_token", "mask_token", "truncation_side",
-    "model_max_length",
-)  # fmt: skip
-"""Settings of a tokenizer that transformers stores in `CONFIG`, and not in tokenizer.json."""
-CONFIG = "tokenizer_config.json"
-PROMPT = "dipole_prompt"  # key of CONFIG for the text to put before every sentence
-
-
 def _options_beside(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for file in map(path.with_name, ("special_tokens_map.json", CONFIG)):
@@ -247,12 +250,6 @@ class Tokens:
             path.with_name(CONFIG).write_text(json.dumps(self.options, indent=1) + "\n", encoding="utf-8")
 
 
-VECTORS = (
-    "Give text (also .gz), a word and its numbers on each line, divided by blanks. gensim makes it of a binary file: "
-    "KeyedVectors.load_word2vec_format(FILE, binary=True).save_word2vec_format(NEW)."
-)
-
-
 def read_vectors(path: str | Path, wanted: Container[str] | None = None) -> tuple[list[str], np.ndarray]:
     """Read words, only those `wanted`, and vectors (n, width) in float32 from a text file of GloVe or word2vec."""
     found: dict[str, np.ndarray] = {}
@@ -304,9 +301,6 @@ def expand(
     new = [i for i, word in enumerate(vector_words) if word not in index and "_" not in word]
     mapped = vectors[new].astype(np.float64) @ solution[:-1] + solution[-1]
     return [vector_words[i] for i in new], mapped.astype(table.dtype)
-
-
-EMPTY = -1  # number of a sentence without words
 
 
 def number_words(sentences: Sequence[str], lower: bool) -> tuple[np.ndarray, np.ndarray, list[str]]:

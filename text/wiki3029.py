@@ -21,6 +21,10 @@ from dipole.core.utils.text import counted
 from dipole.text.corpus import Document, Unit, documents_of, file_pieces, split_sentences
 
 TELL_SECONDS = 10.0
+DEEPEST = 40  # templates, tables and links within each other, at most
+# Links into these namespaces are no words, in whatever language a dump names its own.
+NAMESPACES = frozenset({"file", "image", "category", "media"})
+DROPPED_TAGS = "ref|gallery|math|chem|timeline|imagemap|score|syntaxhighlight|source|code|pre|nowiki|table|graph|poem"
 
 
 def build(
@@ -106,12 +110,6 @@ def _write(out: Path, rows: list[tuple[str, list[str]]]) -> None:
         data = gzip.compress(data, mtime=0)  # without a date the same articles are the same file
     with disk_refusing(f"cannot write {out}", DataError, "OUT"):
         atomic_write(out, data)
-
-
-DEEPEST = 40  # templates, tables and links within each other, at most
-# Links into these namespaces are no words, in whatever language a dump names its own.
-NAMESPACES = frozenset({"file", "image", "category", "media"})
-DROPPED_TAGS = "ref|gallery|math|chem|timeline|imagemap|score|syntaxhighlight|source|code|pre|nowiki|table|graph|poem"
 
 
 def is_dump(path: Path) -> bool:

@@ -46,6 +46,7 @@ OBJECTIVES = {
 SUPERVISED = ("cross_entropy", "tuple")
 # Objectives that need more steps at a lower rate on images. The first codes of swav are arbitrary.
 SLOW: dict[str, dict[str, Any]] = {"swav": {"steps": 200, "rate": 1e-3}}
+Watch = Callable[[int, Any, list[torch.nn.Parameter]], None]  # gets step, pairs and parameters before the update
 
 
 @dataclass(frozen=True)
@@ -128,9 +129,6 @@ UNLEARNT = {("moco, queue", "siglip")}
 
 def text_of(layout: str, name: str) -> str:
     return OTHERWISE.get((layout, name), OBJECTIVES[name])
-
-
-Watch = Callable[[int, Any, list[torch.nn.Parameter]], None]  # gets step, pairs and parameters before the update
 
 
 class StudyTrial:

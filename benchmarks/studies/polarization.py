@@ -37,17 +37,21 @@ from dipole.core.utils.files import atomic_write
 DOMAINS = {"cifar10": "", "vision": "simclr", "text": "window", "rl": "agent"}
 TITLES = {"cifar10": "CIFAR-10", "vision": "Digits", "text": "Sentences", "rl": "An agent's encoder"}
 MEASURES = {
-    "cifar10": "kNN accuracy",
-    "vision": "accuracy with five labels per class",
-    "text": "mean reciprocal rank of the next sentence",
-    "rl": "own observation found among 300",
-}
+    "cifar10": "kNN accuracy", "vision": "accuracy with five labels per class",
+    "text": "mean reciprocal rank of the next sentence", "rl": "own observation found among 300",
+}  # fmt: skip
 TERM = "dp"
 LAMBDA, MARGIN = 0.1, (0.1, 0.5)  # defaults of the paper (LMCL Sec. 5)
 LAMBDAS = {"anchor_sum": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3), "mean": (0.1, 0.5, 1.0, 5.0)}
 MARGINS = ((0.0, 0.5), (0.1, 0.3), (0.25, 0.5), (0.1, 0.9))
 BATCHES = (16, 64, 256)
 CIFAR_BATCH = 128
+Found = dict[str, dict[str, dict[str, dict[str, float]]]]  # domain -> key of a setting -> seed -> numbers
+Made = dict[str, list[dict[str, str]]]  # domain -> machines and library versions
+AXES = {
+    "lambda": "lambda", "batch": "instances in a batch (lambda = 0.1)", "margin": "width of the margin (lambda = 0.1)",
+}  # fmt: skip
+LINES = {"anchor_sum": "sum over instances (anchor_sum)", "mean": "mean over instances (mean)"}
 
 
 @dataclass(frozen=True)
@@ -136,10 +140,6 @@ def measure(trial: StudyTrial, setting: DpSetting) -> dict[str, float]:
     return {name: float(f"{value:.5g}") for name, value in zip(names, values, strict=False)}
 
 
-Found = dict[str, dict[str, dict[str, dict[str, float]]]]  # domain -> key of a setting -> seed -> numbers
-Made = dict[str, list[dict[str, str]]]  # domain -> machines and library versions
-
-
 def trained(found: Found, domain: str, setting: DpSetting) -> dict[int, float]:
     return {int(seed): cell["trained"] for seed, cell in found[domain].get(setting.key, {}).items()}
 
@@ -164,14 +164,6 @@ def table(found: Found, domain: str) -> str:
         rows.append([f"`{key}`", f"{ours:.3f}", f"{base:.3f}", gain, interval, f"{p:.2g}", *pulls])
     head = [MEASURES[domain], "InfoNCE", "gain", "95 % interval", "p (Holm)", "first pull", "last pull"]
     return markdown(["beside InfoNCE", *head], rows)
-
-
-AXES = {
-    "lambda": "lambda",
-    "batch": "instances in a batch (lambda = 0.1)",
-    "margin": "width of the margin (lambda = 0.1)",
-}
-LINES = {"anchor_sum": "sum over instances (anchor_sum)", "mean": "mean over instances (mean)"}
 
 
 def charts(found: Found) -> dict[str, Chart]:

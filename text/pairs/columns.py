@@ -21,6 +21,11 @@ from dipole.text.encoders.networks import SentenceModel
 from dipole.text.pair_table import PairTable
 from dipole.text.pairs.base import PairKind, Partners, TextBatch, under_masks
 
+Order = Callable[[int, int, int], np.ndarray]  # (epoch, round, n) -> an order of n rows
+TRIES = 20  # orders that are tried before a batch without duplicates counts as impossible
+TOGETHER = 10_000  # rows whose texts are looked up together
+Row = tuple[int, tuple[int, ...]]  # the number of a row and those of its different texts
+
 
 class ColumnPairs(PairKind):
     """Batches of rows of a table, by default without a text in common."""
@@ -98,12 +103,6 @@ def columns(rows: dict[str, Tensor], absent: Tensor | None) -> Pairs:
     return Pairs.from_columns(
         rows["anchor"], rows["positive"], hard, index=rows["index"], ignored=absent, weights=weights
     )
-
-
-Order = Callable[[int, int, int], np.ndarray]  # (epoch, round, n) -> an order of n rows
-TRIES = 20  # orders that are tried before a batch without duplicates counts as impossible
-TOGETHER = 10_000  # rows whose texts are looked up together
-Row = tuple[int, tuple[int, ...]]  # the number of a row and those of its different texts
 
 
 def without_duplicates(rows: Iterable[Row], size: int) -> Iterator[list[int]]:
