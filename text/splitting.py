@@ -127,7 +127,7 @@ def split_sentences(text: str) -> list[str]:
         for item in items.split(paragraph):
             found: list[str] = []
             for part in _parts(" ".join(item.split())):
-                for each in _cut(_NO_END.sub(lambda found: found[0].replace(" ", "\ue000"), part)):
+                for each in _cut(_NO_END.sub(lambda blank: blank[0].replace(" ", "\ue000"), part)):
                     if found and _goes_on(found[-1], each):
                         found[-1] += f" {each}"
                     else:

@@ -266,7 +266,7 @@ def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:
         with open_packed(file, codec) as lines:
             reader = csv.reader(lines, delimiter=delimiter, strict=True, quoting=quoting)
             header = [name.strip() for name in next(reader, [])]
-            if header == ["sep=", ""]:  # Excel's first line
+            if delimiter.join(header) == f"sep={delimiter}":  # Excel's first line
                 header = [name.strip() for name in next(reader, [])]
             if not any(header):
                 raise DataError(f"{file}, line 1: no header; the first line must name the columns")
@@ -330,7 +330,7 @@ def _check_divided(header: list[str], by: str, file: Path) -> None:
     """Raise DataError if the header seems to use another delimiter."""
     for other in set(DIVIDERS) - {by}:
         names = header[0].split(other)
-        is_named = len(header) == 1 and all(NAME.fullmatch(name.strip()) for name in names)
+        is_named = len(header) == 1 and (names == ["sep=", ""] or all(NAME.fullmatch(name.strip()) for name in names))
         if len(names) > 1 and (is_named or other == "\t"):
             raise DataError(
                 f"{file}, line 1: one column, {header[0][:80]!r}: its names seem to be divided by {other!r}. Save it "

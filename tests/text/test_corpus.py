@@ -183,6 +183,7 @@ def test_tables_have_a_column_of_text(tmp_path, name, text, column, packed):
     ("a.txt.zst", b"One.", r"a\.txt\.zst cannot be read: ZSTD"),
     ("a.jsonl", b'{"text": "A b. C d."}\n{"text": "half \\ud83d"}\n', r"line 2: half a surrogate pair is no text"),
     ("a.csv", b"text;label\nA b. C d.;1\n", r"line 1: one column, 'text;label': .* divided by ';'"),
+    ("a.csv", b"sep=;\ntext;label\nA b. C d.;1\n", r"line 1: one column, 'sep=;': .* divided by ';'"),
     ("a.tsv", b"text,label\nA b. C d.,1\n", r"line 1: one column, 'text,label': .* divided by ','"),
     ("bad.parquet", b"no parquet at all", r"bad\.parquet"),
     (None, None, "no corpus at"), ("folder/a.png", b"", r"holds no \.txt"),
