@@ -24,7 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dipole.core.train.adapter import same_data
 from dipole.core.utils.errors import CheckpointError, DipoleError
-from dipole.core.utils.files import disk_error, file_hash, is_file, is_folder, put_in_place, scratch, why
+from dipole.core.utils.files import disk_error, disk_refusing, file_hash, is_file, is_folder, put_in_place, scratch, why
 from dipole.core.utils.plain_values import decode, encode
 from dipole.core.utils.received import parse_json
 from dipole.core.utils.seeding import rng_state, set_rng_state
@@ -76,20 +76,18 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     match = _NAME.fullmatch(path.name)
     if match is None:
         raise CheckpointError(f"{path} is no checkpoint of a run: its name must be step-<number>.<hash>.safetensors.")
+    with disk_refusing(f"the checkpoint {path} cannot be read", CheckpointError):
+        is_whole = file_hash(path).startswith(match[2])
+    if not is_whole:
+        raise CheckpointError(
+            f"the checkpoint {path} is truncated or damaged ({path.stat().st_size} bytes do not match the hash in its "
+            "name). Delete it; --resume auto takes the one before it."
+        )
     try:
-        if not file_hash(path).startswith(match[2]):
-            raise CheckpointError(
-                f"the checkpoint {path} is truncated or damaged ({path.stat().st_size} bytes do not match the hash in "
-                "its name). Delete it; --resume auto takes the one before it."
-            )
         with safe_open(path, framework="pt") as file:
             values = parse_json((file.metadata() or {})[STATE])
             # Copies, as the mapped file may be deleted.
             state = decode(values, {name: file.get_tensor(name).clone() for name in file.keys()})  # noqa: SIM118
-    except OSError as error:
-        raise CheckpointError(f"the checkpoint {path} cannot be read: {why(error)}") from error
-    except CheckpointError:
-        raise
     except Exception as error:
         raise CheckpointError(f"the checkpoint {path} cannot be read: {shortened(str(error))}") from error
     if not isinstance(state, dict):

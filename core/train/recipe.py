@@ -267,30 +267,24 @@ def describe(error: ValidationError, model: type[BaseModel], skip: str | None = 
         if skip is not None and location[:1] == [skip]:
             continue
         path = shortened(".".join(location)) or "the recipe"
-        context, got, kind = each.get("ctx", {}), each["input"], each["type"]
+        context, got, kind, shown = each.get("ctx", {}), each["input"], each["type"], shortened(repr(each["input"]))
         if kind == "extra_forbidden":
-            lines.append(f"{path}: {_unknown_key(location, model)}")
+            said = _unknown_key(location, model)
         elif kind == "missing":
-            lines.append(f"{path}: is required.")
+            said = "is required."
         elif kind in ("literal_error", "enum"):
             allowed = [each.strip("'") for each in re.split(r", | or ", context["expected"])]
-            lines.append(
-                f"{path}: {shortened(repr(got))} is not allowed.{nearest(str(got), allowed)} Allowed: "
-                f"{', '.join(allowed)}."
-            )
+            said = f"{shown} is not allowed.{nearest(str(got), allowed)} Allowed: {', '.join(allowed)}."
         elif kind == "model_type" and (table := _table_at(location, model)) is not None:
-            lines.append(
-                f"{path}: is a table, not {shortened(repr(got))}. Its settings: {', '.join(table.model_fields)}."
-            )
+            said = f"is a table, not {shown}. Its settings: {', '.join(table.model_fields)}."
         elif kind == "string_pattern_mismatch" and path in model.model_fields:  # device
-            about = model.model_fields[path].description
-            lines.append(f"{path}: {shortened(repr(got))} is not allowed. Allowed: {about}.")
+            said = f"{shown} is not allowed. Allowed: {model.model_fields[path].description}."
         elif kind == "value_error":
-            lines.append(f"{path}: {context['error']}".replace("\n", "\n    "))
+            said = str(context["error"]).replace("\n", "\n    ")
         else:
             fix = """ In a shell, write KEY='["a", "b"]'.""" * (isinstance(got, str) and got.startswith("["))
-            got = shortened(json.dumps(got, default=str))
-            lines.append(f"{path}: {each['msg'].removeprefix('Input ')}, got {got}.{fix}")
+            said = f"{each['msg'].removeprefix('Input ')}, got {shortened(json.dumps(got, default=str))}.{fix}"
+        lines.append(f"{path}: {said}")
     return list(dict.fromkeys(lines))
 
 
