@@ -12,44 +12,24 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     add = parser.add_argument
     add("target", nargs="?", metavar="TARGET", help="an objective as text, or package.module:Class of any loss(a, b)")
     add("--all", action="store_true", help="check every registered objective and regularizer")
-    add(
-        "--option",
-        metavar="NAME=VALUE",
-        action="append",
-        default=[],
-        help="constructor argument of package.module:Class",
-    )
+    text = "constructor argument of package.module:Class"
+    add("--option", metavar="NAME=VALUE", action="append", default=[], help=text)
     add("--reference", metavar="OBJECTIVE", help="objective that package.module:Class should equal, such as infonce")
     add("--only", metavar="CHECK", nargs="+", help="names of checks to run (default: all)")
     add("--slow", action="store_true", help="also the checks that take more than a few seconds")
-    add(
-        "--engine",
-        metavar="NAME",
-        help="engine of the row statistics: eager, or triton (on the GPU, or in its interpreter without one)",
-    )
-    add(
-        "--detached",
-        metavar="INPUT",
-        nargs="*",
-        help="loss(a, b) stops a gradient on purpose: somewhere inside, or of the inputs named",
-    )
+    text = "engine of the row statistics: eager, or triton (on the GPU, or in its interpreter without one)"
+    add("--engine", metavar="NAME", help=text)
+    text = "loss(a, b) stops a gradient on purpose: somewhere inside, or of the inputs named"
+    add("--detached", metavar="INPUT", nargs="*", help=text)
     add("--stateful", action="store_true", help="loss(a, b) depends on earlier calls on purpose")
     add("--dim", type=int, metavar="N", help="width of the embeddings, if the loss takes no other")
-    add(
-        "--labels",
-        type=int,
-        metavar="CLASSES",
-        help="number of classes, for loss(z, labels), or loss(a, b, labels) if it takes three arguments",
-    )
+    text = "number of classes, for loss(z, labels), or loss(a, b, labels) if it takes three arguments"
+    add("--labels", type=int, metavar="CLASSES", help=text)
     add("--scores", action="store_true", help="call loss(a, b, scores), a score in [0, 1] for each pair")
     add("--temperatures", metavar="NAME", nargs="+", default=[], help="constructor arguments that are temperatures")
     add("--flat", action="store_true", help="loss(a, b) ignores a range of cosines, as a margin does")
-    add(
-        "--ranks",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="compare two processes with one, which takes some seconds to start (default: yes)",
-    )
+    text = "compare two processes with one, which takes some seconds to start (default: yes)"
+    add("--ranks", action=argparse.BooleanOptionalAction, default=True, help=text)
     add("--json", action="store_true", help="print one JSON list")
 
     def run(arguments: argparse.Namespace) -> int:

@@ -34,13 +34,12 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
         **described("data get", "Show licence and size of a data set, ask, fetch it, compare its checksum and prepare "
         "it. Repeat the command to continue after an interruption. Files that you put into FOLDER.download are used."),
     )  # fmt: skip
-    fetched.add_argument("name", metavar="NAME", help="as in `dipole data list`")
-    fetched.add_argument(
-        "-o", "--out", "--to", type=to_path, metavar="FOLDER", help="folder to prepare (default: data/NAME)"
-    )
-    fetched.add_argument("--yes", action="store_true", help="do not ask")
-    fetched.add_argument("--url", metavar="URL", help=f"mirror to fetch from, URL/FILE (also ${BASE})")
-    fetched.add_argument("--json", action="store_true", help="print one JSON object (messages go to stderr)")
+    add = fetched.add_argument
+    add("name", metavar="NAME", help="as in `dipole data list`")
+    add("-o", "--out", "--to", type=to_path, metavar="FOLDER", help="folder to prepare (default: data/NAME)")
+    add("--yes", action="store_true", help="do not ask")
+    add("--url", metavar="URL", help=f"mirror to fetch from, URL/FILE (also ${BASE})")
+    add("--json", action="store_true", help="print one JSON object (messages go to stderr)")
     if isinstance(parser, Parser):
         parser.meant = {name: f" Did you mean `dipole data get {name}`?" for name in data_sets()}
     for name, each in data_sets().items():

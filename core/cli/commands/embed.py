@@ -17,32 +17,25 @@ if TYPE_CHECKING:
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
     """Embed your own images or sentences with a trained model."""
-    parser.add_argument(
-        "run", metavar="RUN", help="folder of a finished run, the first digits of its hash, or an exported folder"
+    add = parser.add_argument
+    add("run", metavar="RUN", help="folder of a finished run, the first digits of its hash, or an exported folder")
+    text = (
+        "a folder of images, one image, or what vision.data.source takes; a file of sentences (a line each, or "
+        ".jsonl, .csv, .parquet); - for lines of standard input"
     )
-    parser.add_argument(
-        "input", metavar="INPUT", type=lambda text: (text == "-" or to_path(text)) and text,
-        help="a folder of images, one image, or what vision.data.source takes; a file of sentences (a line each, or "
-        ".jsonl, .csv, .parquet); - for lines of standard input",
-    )  # fmt: skip
-    parser.add_argument(
-        "-o", "--out", type=to_path, default=Path("features.parquet"), metavar="FILE",
-        help=".parquet, or .npy with the rows' names in .ids.json (default: features.parquet)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--features", metavar="WHERE",
-        help="encoder: features that probes use (default); embedding: output of the head, which the objective uses",
-    )  # fmt: skip
-    parser.add_argument(
-        "--on-corrupt", choices=["refuse", "skip"], default="refuse",
-        help="images that cannot be decoded: refuse (default), or skip and list them",
-    )  # fmt: skip
-    parser.add_argument("--column", metavar="NAME", help="column of a table that holds the inputs")
-    parser.add_argument("--batch-size", type=int, metavar="N", help="rows at a time")
-    parser.add_argument("--device", help="auto, cpu, cuda, ... (default: that of the recipe, or auto)")
+    add("input", metavar="INPUT", type=lambda text: (text == "-" or to_path(text)) and text, help=text)
+    text = ".parquet, or .npy with the rows' names in .ids.json (default: features.parquet)"
+    add("-o", "--out", type=to_path, default=Path("features.parquet"), metavar="FILE", help=text)
+    text = "encoder: features that probes use (default); embedding: output of the head, which the objective uses"
+    add("--features", metavar="WHERE", help=text)
+    text = "images that cannot be decoded: refuse (default), or skip and list them"
+    add("--on-corrupt", choices=["refuse", "skip"], default="refuse", help=text)
+    add("--column", metavar="NAME", help="column of a table that holds the inputs")
+    add("--batch-size", type=int, metavar="N", help="rows at a time")
+    add("--device", help="auto, cpu, cuda, ... (default: that of the recipe, or auto)")
     add_runs(parser)
-    parser.add_argument("--quiet", action="store_true", help="no progress")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add("--quiet", action="store_true", help="no progress")
+    add("--json", action="store_true", help="print one JSON object")
     return run
 
 

@@ -10,14 +10,13 @@ from dipole.core.cli.parser import add_runs
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
     """Evaluate the saved model of a run again."""
-    parser.add_argument("run", metavar="RUN", help="folder of a finished run, or the first digits of its hash")
+    add = parser.add_argument
+    add("run", metavar="RUN", help="folder of a finished run, or the first digits of its hash")
     add_runs(parser)
-    parser.add_argument("--device", help="auto, cpu, cuda, ... (default: that of the recipe)")
-    parser.add_argument(
-        "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", dest="settings",
-        help="where the data are now, such as vision.data.source=FOLDER or text.senteval=FOLDER",
-    )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add("--device", help="auto, cpu, cuda, ... (default: that of the recipe)")
+    text = "where the data are now, such as vision.data.source=FOLDER or text.senteval=FOLDER"
+    add("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", dest="settings", help=text)
+    add("--json", action="store_true", help="print one JSON object")
     return run
 
 

@@ -13,21 +13,16 @@ from dipole.core.cli.parser import add_runs, to_path
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
     """Write a trained model for another library."""
-    parser.add_argument("run", metavar="RUN", help="folder of a finished run, or the first digits of its hash")
-    parser.add_argument("--to", metavar="FORMAT", required=True, help="such as transformers or sentence-transformers")
-    parser.add_argument(
-        "-o", "--out", type=to_path, metavar="DIR", help="new folder to write (default: RUN/export-FORMAT)"
-    )
-    parser.add_argument(
-        "--license",
-        "--licence",
-        metavar="ID",
-        help="licence of the weights for the model card, such as apache-2.0 or cc-by-4.0",
-    )
-    parser.add_argument("--push", metavar="REPO", help="also upload the folder to the Hugging Face Hub as this model")
-    parser.add_argument("--private", action="store_true", help="with --push: make a new repository private")
+    add = parser.add_argument
+    add("run", metavar="RUN", help="folder of a finished run, or the first digits of its hash")
+    add("--to", metavar="FORMAT", required=True, help="such as transformers or sentence-transformers")
+    add("-o", "--out", type=to_path, metavar="DIR", help="new folder to write (default: RUN/export-FORMAT)")
+    text = "licence of the weights for the model card, such as apache-2.0 or cc-by-4.0"
+    add("--license", "--licence", metavar="ID", help=text)
+    add("--push", metavar="REPO", help="also upload the folder to the Hugging Face Hub as this model")
+    add("--private", action="store_true", help="with --push: make a new repository private")
     add_runs(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add("--json", action="store_true", help="print one JSON object")
     return run
 
 

@@ -20,13 +20,8 @@ RUNS = "runs"
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
     """List objectives, recipes, suites, domains, commands or runs."""
-    parser.add_argument(
-        "kind",
-        nargs="?",
-        choices=(*KINDS, RUNS),
-        metavar="KIND",
-        help=f"one of {', '.join(KINDS)} (default: all of these), or {RUNS}",
-    )
+    text = f"one of {', '.join(KINDS)} (default: all of these), or {RUNS}"
+    parser.add_argument("kind", nargs="?", choices=(*KINDS, RUNS), metavar="KIND", help=text)
     add_runs(parser, "folder of runs (default: runs)")
     parser.add_argument("--json", action="store_true", help="print one JSON object: kind -> list of entries")
     return run

@@ -47,15 +47,12 @@ DEVICES = {"aux", "con", "nul", "prn", *(f"{port}{number}" for port in ("com", "
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
     """Start your own package: objectives or a domain, with tests."""
-    parser.add_argument("name", metavar="NAME", help="name of the package, such as my-objectives")
-    parser.add_argument(
-        "--domain", action="store_true", help="start a domain of that name, with a toy data set and a recipe"
-    )
-    parser.add_argument(
-        "-o", "--out", "--into", type=to_path, metavar="FOLDER",
-        help="where to make its folder (default: the current folder)",
-    )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print one JSON object (messages go to stderr)")
+    add = parser.add_argument
+    add("name", metavar="NAME", help="name of the package, such as my-objectives")
+    add("--domain", action="store_true", help="start a domain of that name, with a toy data set and a recipe")
+    text = "where to make its folder (default: the current folder)"
+    add("-o", "--out", "--into", type=to_path, metavar="FOLDER", help=text)
+    add("--json", action="store_true", help="print one JSON object (messages go to stderr)")
     return run
 
 

@@ -20,15 +20,13 @@ from dipole.core.utils.text import counted, size
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
     """Remove runs from a folder of runs."""
-    parser.add_argument("run", metavar="RUN", nargs="+", help="folder of a run in DIR, or the first digits of its hash")
+    add = parser.add_argument
+    add("run", metavar="RUN", nargs="+", help="folder of a run in DIR, or the first digits of its hash")
     add_runs(parser, "folder of runs (default: runs)")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help="also remove runs that their record calls running, if their process cannot be checked here",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add("--yes", action="store_true", help="do not ask")
+    text = "also remove runs that their record calls running, if their process cannot be checked here"
+    add("--force", action="store_true", help=text)
+    add("--json", action="store_true", help="print one JSON object")
     return run
 
 

@@ -29,13 +29,11 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
     Objectives show formula, options, source, cost and deviations from each paper.
     """
-    parser.add_argument(
-        "name",
-        metavar="NAME",
-        help="objective, regularizer, diagnostic, recipe, suite, domain or .toml file; `train` for the [train] table",
-    )
-    parser.add_argument("--expand", action="store_true", help="write out the rows and columns of a suite's grids")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add = parser.add_argument
+    text = "objective, regularizer, diagnostic, recipe, suite, domain or .toml file; `train` for the [train] table"
+    add("name", metavar="NAME", help=text)
+    add("--expand", action="store_true", help="write out the rows and columns of a suite's grids")
+    add("--json", action="store_true", help="print one JSON object")
     return run
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from pathlib import Path
 
 from dipole.core.cli import Runner
 from dipole.core.cli.output import stdout_to_stderr, write
@@ -13,33 +14,29 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     """Train one recipe and record the result."""
     add = parser.add_argument
     add("recipe", metavar="RECIPE", help="a shipped recipe (`dipole list recipes`) or a .toml file")
-    add_overrides(
-        parser, "change settings, such as train.epochs=5 'objective=infonce + 0.1*dp'; KEY= goes back to the default"
-    )
+    text = "change settings, such as train.epochs=5 'objective=infonce + 0.1*dp'; KEY= goes back to the default"
+    add_overrides(parser, text)
     add("--seed", type=int, help="same as --set seed=N")
     add_runs(parser, "folder of runs (default: runs)")
-    add(
-        "--resume",
-        type=lambda text: text if text in ("auto", "never") else to_path(text),
-        default="auto",
-        metavar="auto|never|PATH",
-        help="auto (default): continue from the newest checkpoint; never: start again; PATH: from that checkpoint, or "
-        "the newest of that run's folder",
+    text = (
+        "auto (default): continue from the newest checkpoint; never: start again; PATH: from that checkpoint, or the "
+        "newest of that run's folder"
     )
+    add("--resume", type=_resume, default="auto", metavar="auto|never|PATH", help=text)
     add("--overwrite", action="store_true", help="run again even if this run is finished")
     add("--print-config", action="store_true", help="print the resolved settings and their origin, and stop")
     add("--quiet", action="store_true", help="show no progress")
-    add(
-        "--log",
-        metavar="TRACKER,...",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="also log to these trackers: tensorboard, wandb, mlflow, trackio",
-    )
+    text = "also log to these trackers: tensorboard, wandb, mlflow, trackio"
+    add("--log", metavar="TRACKER,...", nargs="+", action="extend", default=[], help=text)
     add("--tensorboard", action="append_const", dest="log", const="tensorboard", help="same as --log tensorboard")
     add("--json", action="store_true", help="print one JSON object")
     return resumable(run)
+
+
+def _resume(text: str) -> str | Path:
+    if text in ("auto", "never"):
+        return text
+    return to_path(text)
 
 
 def run(arguments: argparse.Namespace) -> int:
