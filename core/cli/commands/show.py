@@ -151,10 +151,7 @@ def _show_entry(entry: "Entry", as_json: bool) -> None:
         if lines:
             write(definitions((("-", line) for line in lines), "  "))
     if options:
-        rows = []
-        for option in options:
-            name, kind, required, default, bounds, about = option.values()
-            rows.append((name, kind, "required" if required else _value(default), bounds, about))
+        rows = [(each.name, each.type, _value(each.default), each.range, each.help) for each in entry.options]
         write(f"\noptions:\n{_listed(rows)}")
 
 
@@ -224,6 +221,8 @@ def _type(annotation: Any) -> str:
 
 
 def _value(value: Any) -> str:
+    if value is inspect.Parameter.empty:
+        return "required"
     if value is None:
         return "-"
     if isinstance(value, bool):
