@@ -34,7 +34,7 @@ from dipole.vision.decoding import Encoded
 from dipole.vision.encoders import Encoder
 from dipole.vision.evaluation import FrameworkEvaluation, transformed
 from dipole.vision.export import FORMATS, TrainedModel
-from dipole.vision.frameworks import example, explain
+from dipole.vision.frameworks import FRAMEWORKS, carriers, example
 from dipole.vision.frameworks.base import Batch, Branch, Framework, Setup
 from dipole.vision.frameworks.clip import CLIP
 from dipole.vision.frameworks.queue import Queue
@@ -248,8 +248,18 @@ class VisionAdapter(Adapter):
         """Return the frameworks that can carry an objective."""
         if not kind_of(self.config).suggests_frameworks or isinstance(self.module, CLIP):
             return ""
-        given = self.embedding_dim, self.device, self.parts.pretrain, self.batch_size
-        return explain(objective, self.config.method, self.config.count, *given)
+        method, views = self.config.method, self.config.count
+        found = carriers(objective, views, self.embedding_dim, self.device, self.parts.pretrain, self.batch_size)
+        if not found:
+            return f"No vision.method can carry {objective} on these images in batches of {self.batch_size}."
+        listed = []
+        for name, count in found.items():
+            framework = FRAMEWORKS[name]
+            key = framework.positives_key
+            if key and (key, count) != ("views", views):  # the setting that gives it enough positives
+                name = f"{name} ({key} = {count - (not framework.counts_anchor)})"
+            listed.append(name)
+        return f"vision.method = {method!r} cannot carry {objective} as it is set; these can: {', '.join(listed)}."
 
     def after_step(self) -> None:
         if self.total_steps is not None:

@@ -70,9 +70,8 @@ def read(folder: Path) -> Artifacts:
         content = read_json(folder / "vision.json")
         return Artifacts(folder, _stand_in(**content.pop("images")), **content)
     except ReceivedError as error:
-        raise CheckpointError(
-            f"the model is damaged: {str(error).rstrip('.')}. Train again with --overwrite."
-        ) from error
+        problem = str(error).rstrip(".")
+        raise CheckpointError(f"the model is damaged: {problem}. Train again with --overwrite.") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"the model {folder} is damaged: {error!r}. Train again with --overwrite.") from error
 

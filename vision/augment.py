@@ -77,9 +77,7 @@ class AugmentConfig(Operations):
     """
 
     size: int | None = Field(
-        None,
-        ge=4,
-        description="side of the views in pixels (default that of a hub encoder's processor, else the images' own)",
+        None, ge=4, description="side of the views in pixels (default that of a hub encoder, else of the images)"
     )
     view: dict[str, ViewConfig] = Field(
         default_factory=dict, description="settings that differ for one view, by number from 1: vision.augment.view.2"
@@ -176,9 +174,7 @@ class Augmentation:
         parameters, crops = self.draw_unsized(n, generator)
         return replace(parameters, box=self.boxes(crops, height, width))
 
-    def draw_unsized(
-        self, n: int, generator: torch.Generator | None = None, size: int = 0
-    ) -> tuple[Parameters, Tensor]:
+    def draw_unsized(self, n: int, generator: torch.Generator | None, size: int = 0) -> tuple[Parameters, Tensor]:
         """Return parameters of n images, with an image of this size as the box, and numbers (n, k) for `boxes`."""
         config = self.config
 
@@ -198,11 +194,9 @@ class Augmentation:
         log_ratio = torch.empty(n, CROP_ATTEMPTS).uniform_(low, high, generator=generator)
         crops = torch.cat([area, log_ratio, torch.rand(2, n, generator=generator).T], 1)
         parameters = Parameters(
-            box=torch.tensor([0.0, 0.0, size, size]).expand(n, 4),
-            flip=event(config.flip),
-            brightness=factors[0],
-            contrast=factors[1],
-            saturation=factors[2],
+            torch.tensor([0.0, 0.0, size, size]).expand(n, 4),
+            event(config.flip),
+            *factors,
             hue=jittered * uniform(-config.hue, config.hue),
             grey=event(config.grey),
             sigma=event(config.blur) * uniform(*config.blur_sigma),
@@ -272,16 +266,13 @@ def color_jitter_(images: Tensor, p: Parameters) -> Tensor:
     return images
 
 
-ALL = slice(None)
-
-
 def random_views(
     images: Tensor | Encoded,
     index: Tensor,
     recipes: Sequence[AugmentConfig],
     generator: torch.Generator,
     device: torch.device,
-    mine: slice = ALL,
+    mine: slice = slice(None),
     layout: torch.memory_format = torch.contiguous_format,
 ) -> list[Tensor]:
     """Return one view (b, C, size, size) in [0, 1] of each image for each recipe.

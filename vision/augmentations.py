@@ -45,14 +45,10 @@ SIMCLR = Preset({"crop_scale": (0.08, 1.0), **_jitter(0.8, 0.8, 0.2), "blur": 0.
 MOCO = Preset({"crop_scale": (0.2, 1.0), **_jitter(0.4, 0.4, 0.1), "blur": 0.5})
 BYOL = Preset({"crop_scale": (0.08, 1.0), **_jitter(0.4, 0.2, 0.1)}, ({"blur": 1.0}, {"blur": 0.1, "solarize": 0.2}))
 PRESETS: dict[str, Preset] = {
-    "simclr": SIMCLR,
-    "moco": MOCO,
+    **dict.fromkeys(("simclr", "nnclr"), SIMCLR),
+    **dict.fromkeys(("moco", "mocov2", "simsiam"), MOCO),
+    **dict.fromkeys(("byol", "mocov3"), BYOL),
     "mocov1": Preset({"crop_scale": (0.2, 1.0), **_jitter(0.4, 0.4, 0.4, 1.0)}),
-    "mocov2": MOCO,
-    "mocov3": BYOL,
-    "byol": BYOL,
-    "simsiam": MOCO,
-    "nnclr": SIMCLR,
     "swav": Preset({"crop_scale": (0.14, 1.0), **_jitter(0.8, 0.8, 0.2), "blur": 0.5}, small_views=6),
     "supcon": Preset({"crop_scale": (0.2, 1.0), **_jitter(0.4, 0.4, 0.1)}),
     "cmc": Preset({"crop_scale": (0.2, 1.0), "jitter": 0.0, "grey": 0.0}, ({},)),
@@ -189,9 +185,7 @@ def _of_paper(
     name: str, size: int, views: int | None, small_views: int | None, small_size: int | None, changes: Settings
 ) -> list[AugmentConfig]:
     if name not in PRESETS:
-        raise OptionError(
-            f"Augment: there is no preset {name!r}.{nearest(name, PRESETS)} Presets: {', '.join(PRESETS)}."
-        )
+        raise OptionError(f"Augment has no preset {name!r}.{nearest(name, PRESETS)} Presets: {', '.join(PRESETS)}.")
     preset = PRESETS[name]
     count = len(preset.views) if views is None else views
     small = preset.small_views if small_views is None else small_views

@@ -30,16 +30,12 @@ class CaptionConfig(Settings):
         description="mean of the tokens, cls (the first), last, or pooler (the architecture's own); default pooler for "
         "the text part of an image model (CLIP, SigLIP), else mean",
     )
-    max_length: int | None = Field(
-        None, ge=2, description="captions are truncated to this many tokens (default the limit of model and tokenizer)"
-    )
+    max_length: int | None = Field(None, ge=2, description="most tokens of a caption (default what the model reads)")
     freeze: FreezeSetting = Field("none", description=FREEZE_HELP)
     lora: LoraTable | None = Field(None, description=LORA_HELP)
     weights: backbone.Weights | None = Field(None, description=WEIGHTS_HELP)
     revision: str | None = Field(None, description="branch, tag or commit (default main)")
-    prompt: str = Field(
-        "a photo of a {}.", description="caption of a class, for zero-shot classification of labelled probe images"
-    )
+    prompt: str = Field("a photo of a {}.", description="caption of a class, for zero-shot classification")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -61,9 +57,8 @@ class CaptionConfig(Settings):
     @property
     def source(self) -> backbone.NetworkSource:
         """The location of the text model."""
-        return backbone.NetworkSource(
-            self.encoder.removeprefix(PREFIX), "vision.caption.encoder", self.weights, self.revision
-        )
+        text = self.encoder.removeprefix(PREFIX)
+        return backbone.NetworkSource(text, "vision.caption.encoder", self.weights, self.revision)
 
 
 class CaptionBranch(nn.Module):

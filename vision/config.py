@@ -61,7 +61,7 @@ class CheckedSettings(VisionSettings):
         views = len(framework.augmentations(self))
         if beyond := [number for number in self.augment.view if int(number) > views]:
             raise ValueError(f"augment.view.{beyond[0]} has no effect: an image has {views} views")
-        if self.encoder.is_hub and self.augment.size is None and (side := processor_of(self.encoder).size):
+        if self.encoder.is_hub and self.augment.size is None and (side := processor_of(self.encoder.source).size):
             self._fill("augment", self.augment.model_copy(update={"size": side}))
         return self
 
@@ -87,9 +87,7 @@ class CheckedSettings(VisionSettings):
             if self.columns is None:
                 self._fill("columns", ("image", "caption"))
         if self.pairs == "columns" and self.caption is None and self.framework.reads_captions:
-            problems.append(
-                f"method {self.method!r} needs a text model for the captions: set vision.caption.encoder = 'hub:...'"
-            )
+            problems.append(f"method {self.method!r} needs a text model: set vision.caption.encoder = 'hub:...'")
         return problems + kind_of(self).problems(self)
 
     def _framework_problems(self) -> list[str]:

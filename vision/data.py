@@ -37,9 +37,7 @@ class DataConfig(Settings):
         description="the source's split for testing; without 'test' its val, valid, dev, eval, holdout or alike; "
         "without these a seeded share of the training split",
     )
-    pretrain: str | None = Field(
-        None, description="source of the images for pretraining, if it is another; for example WebVision v1"
-    )
+    pretrain: str | None = Field(None, description="source for pretraining, if it is another; for example WebVision v1")
     pretrain_split: str | None = Field(
         None, description="the split for pretraining, such as 'unlabeled' or 'train+unlabeled' (default train_split)"
     )
@@ -60,26 +58,14 @@ class DataConfig(Settings):
         None, ge=1, description="probes are fitted on this many training images of each class, a seeded sample"
     )
     only_labelled: bool = Field(False, description="pretrain only on these, as a supervised objective would have to")
-    imbalance: Literal["none", "linear", "exponential"] = Field(
-        "none", description="CACR's rule for the pretraining part"
-    )
-    classes: str | None = Field(
-        None, description="imagenet100, or a file with one class name per line; other classes are left out"
-    )
-    size: int | None = Field(
-        None, ge=4, description="short side after decoding, then a centred square (default: as stored)"
-    )
+    imbalance: Literal["none", "linear", "exponential"] = Field("none", description="CACR's rule for pretraining")
+    classes: str | None = Field(None, description="imagenet100, or a file of class names; other classes are left out")
+    size: int | None = Field(None, ge=4, description="side in pixels of the centred square (default: as stored)")
     streaming: bool = Field(
-        False,
-        description="read a data set of the library `datasets` one image after another, without a copy of it: "
-        "`pretrain` if set, else `source`",
+        False, description="read a set of `datasets`, `pretrain` or else `source`, image by image, without a copy"
     )
-    length: int | None = Field(
-        None, ge=2, description="of a stream: use its first images, without counting or labels (default all images)"
-    )
-    buffer: int = Field(
-        4096, ge=1, description="of a stream: images among which the order is shuffled, shard after shard"
-    )
+    length: int | None = Field(None, ge=2, description="of a stream: its first images, without counting or labels")
+    buffer: int = Field(4096, ge=1, description="of a stream: images that are shuffled at a time, shard after shard")
     memory: float = Field(4.0, gt=0, description="GB of decoded images; a larger set is decoded batch by batch")
     on_corrupt: Literal["refuse", "skip"] = Field("refuse", description="what to do with a file that cannot be decoded")
 
@@ -257,9 +243,7 @@ def read_classes(source: str | None) -> tuple[str, ...] | None:
         raise DataError(f"the class list {path} cannot be read: {error}.") from error
     names = tuple(line for line in lines if line and not line.startswith("#"))
     if len(set(names)) != len(names) or not names:
-        raise DataError(
-            f"the class list {path} must hold one different class name per line, got {counted(len(names), 'line')}."
-        )
+        raise DataError(f"the class list {path} must have one class name per line, each once, got {len(names)}.")
     return names
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,20 @@ import torch
 from torch import Tensor
 
 from dipole.core.evaluation.arrays import finite_rows
-from dipole.core.evaluation.probes import ProbeResult, linear_probe_on_views
+from dipole.core.evaluation.class_tasks import class_tasks
+from dipole.core.evaluation.probes import (
+    ProbeResult,
+    few_shot_probe,
+    kmeans_accuracy,
+    knn_probe,
+    linear_probe,
+    linear_probe_on_views,
+    mean_classifier,
+)
 from dipole.core.objectives.objective import SHARPNESS
 from dipole.core.objectives.similarity import normalize
-from dipole.core.train.class_blocks import BlockShape
+from dipole.core.train.class_blocks import BlockShape, block_losses
+from dipole.core.utils.errors import DataError
 from dipole.core.utils.freezing import frozen
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.transfer import prefetched
@@ -27,7 +36,7 @@ from dipole.vision.image_ops import centre
 from dipole.vision.image_set import Images
 from dipole.vision.pairs import PairedSet
 from dipole.vision.pictures import draw_query, neighbourhood
-from dipole.vision.probes import CropsConfig, OnlineProbe, probe
+from dipole.vision.probes import CropsConfig, OnlineProbe, Probe
 
 CHUNK = 512  # images per forward pass
 DRAWN = 1024  # images of a mini-batch in a picture, at most
@@ -62,16 +71,40 @@ class FrameworkEvaluation:
         return found
 
     def probe(self, module: Framework, read: Callable[[Tensor], Tensor], shape: BlockShape) -> dict[str, float]:
-        """Return the numbers of the probes on features, `read` of views (n, C, H, W)."""
-        config, train, test = self.config.probe, self.parts.train, self.parts.test
-        data = (
-            self.extract(module, read, train.images), train.labels,
-            self.extract(module, read, test.images), test.labels,
-        )  # fmt: skip
-        on_crops = None
-        if config.crops is not None:
-            on_crops = partial(self._probe_on_crops, module, read, config.crops)
-        return probe(config, data, self.seed.probe, shape, on_crops)
+        """Return the numbers of the probes on features, `read` of views (n, C, H, W). k-means is of the test part."""
+        config, train, test, seed = self.config.probe, self.parts.train, self.parts.test, self.seed.probe
+        train_x, test_x = (self.extract(module, read, part.images) for part in (train, test))
+        data: Any = (train_x, train.labels, test_x, test.labels)
+        few: dict[str, Any] = {"labels_per_class": config.labels_per_class, "draws": config.draws, "seed": seed}
+
+        def losses() -> dict[str, float]:
+            if train.labels is None or test.labels is None:
+                raise DataError("the probe 'losses' needs labels. Use labelled splits or remove it")
+            return block_losses(*data, shape, seed)
+
+        def linear() -> ProbeResult:
+            if config.crops is not None:
+                return self._probe_on_crops(module, read, config.crops)
+            how = dict(vars(config.descent))
+            return linear_probe(*data, l2=how.pop("weight_decay") or None, seed=seed, **how)
+
+        measure: dict[Probe, Callable[[], Any]] = {
+            "linear": linear,
+            "few_shot": lambda: few_shot_probe(*data, **few),
+            "kmeans": lambda: kmeans_accuracy(test_x, test.labels, inits=config.inits, seed=seed),
+            "knn": lambda: knn_probe(*data, k=config.neighbours, temperature=config.temperature),
+            "mean": lambda: mean_classifier(*data),
+            "tasks": lambda: class_tasks(*data, solver=config.solver, epochs=config.epochs, **few),
+            "losses": losses,
+        }
+        found: dict[str, float] = {}
+        for name in config.probes:
+            result = measure[name]()
+            if isinstance(result, ProbeResult):
+                found |= result.metrics(name)
+            else:
+                found |= {f"{name}/{key}": value for key, value in result.items()}
+        return found
 
     def _probe_on_crops(self, module: Framework, read: Callable[[Tensor], Tensor], crops: CropsConfig) -> ProbeResult:
         """Train a linear probe on random crops of the training images, and test it on the centre of the test images."""
@@ -81,7 +114,7 @@ class FrameworkEvaluation:
         def views(epoch: int, batches: Sequence[Tensor]) -> Iterator[Tensor]:
             for place, index in enumerate(batches):
                 generator = self.seed.torch("probe", "crops", epoch, place)
-                yield from random_views(train.images, index, recipes, generator, self.device)
+                yield from random_views(train.images, index, recipes, generator, self.device, slice(None))
 
         def features(epoch: int, batches: Sequence[Tensor]) -> Iterator[Tensor]:
             made = views(epoch, batches)
@@ -109,13 +142,9 @@ class FrameworkEvaluation:
         """Return the accuracy of the online probe on the test images."""
         test = self.parts.test
         assert test.labels is not None
-        correct = 0
-        with frozen(module):
-            for part, labels in zip(test.images.split(CHUNK), test.labels.split(CHUNK), strict=True):
-                with online.recorded():
-                    module.embedding(centre(part.to(self.device), self.size))
-                correct += int(online.correct(labels.to(self.device)))
-        return correct / len(test)
+        with online.recorded():
+            self.extract(module, module.embedding, test.images)
+        return int(online.correct(test.labels.to(self.device))) / len(test)
 
     def _retrieval(self, module: Framework, objective: Any, pairs: PairedSet) -> dict[str, float]:
         """Find the pair of each row among all others. With captions, also classify images by their captions."""
@@ -165,14 +194,9 @@ class FrameworkEvaluation:
         name, (t_pos, t_neg) = "no objective", SHARPNESS
         if objective is not None:
             name, (t_pos, t_neg) = str(objective), objective.sharpness()
-        draw_query(
-            views,
-            neighbourhood(embeddings, t_pos, t_neg),
-            path,
-            title=f"{name}, {when}; weights with t_pos = {t_pos:g}, t_neg = {t_neg:g}",
-            projection=config.probe.projection,
-            seed=self.seed.probe,
-        )
+        title = f"{name}, {when}; weights with t_pos = {t_pos:g}, t_neg = {t_neg:g}"
+        found = neighbourhood(embeddings, t_pos, t_neg)
+        draw_query(views, found, path, title=title, projection=config.probe.projection, seed=self.seed.probe)
 
 
 def transformed(embedding: Callable[..., Tensor], objective: Any) -> Callable[..., Tensor]:

@@ -1,17 +1,15 @@
 """Open exported image encoders, and any image model of transformers, for `dipole embed`."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dipole.core.utils.errors import ReceivedError
+import torch
+
+from dipole.core.train.exports import check_onnx, open_onnx
+from dipole.core.train.inference import Embedder, chosen_features
+from dipole.core.utils.backbone import open_exported
+from dipole.core.utils.errors import DataError, ReceivedError
 from dipole.core.utils.received import read_json
-
-if TYPE_CHECKING:
-    import torch
-
-    from dipole.core.train.inference import Embedder
 
 PROCESSORS, CONFIG, ONNX = ("preprocessor_config.json", "processor_config.json"), "config.json", "model.onnx"
 
@@ -22,21 +20,15 @@ def open_folder(folder: Path, device: torch.device, features: str | None) -> Emb
     if not told:
         return None
     is_onnx = (folder / ONNX).is_file()
-    if not is_onnx:
-        try:
-            kind = read_json(folder / CONFIG).get("model_type")
-        except (ReceivedError, AttributeError):
+    try:
+        if not is_onnx and read_json(folder / CONFIG).get("model_type") is None:
             return None
-        if kind is None:
-            return None
+    except (ReceivedError, AttributeError):
+        return None
 
-    import torch
     from transformers import AutoImageProcessor
 
-    from dipole.core.train.exports import check_onnx, open_onnx
-    from dipole.core.train.inference import chosen_features
-    from dipole.core.utils.backbone import open_exported
-    from dipole.core.utils.errors import DataError
+    # Imported here: they need Pillow, and the folder may hold a text model.
     from dipole.vision.encoders.hub import CHANNELS, read_pooled, register_exports, unmasked
     from dipole.vision.image_ops import centre
     from dipole.vision.inference import ImageEmbedder

@@ -24,9 +24,7 @@ class HeadLayers(NamedTuple):
 
 
 PROJECTION = {
-    "simclr": HeadLayers(2, "none", None, 128),
-    "moco": HeadLayers(2, "none", None, 128),
-    "supcon": HeadLayers(2, "none", None, 128),
+    **dict.fromkeys(("simclr", "moco", "supcon"), HeadLayers(2, "none", None, 128)),
     "swav": HeadLayers(2, "hidden", 2048, 128),
     "byol": HeadLayers(2, "hidden", 4096, 256),
     "simsiam": HeadLayers(3, "all", 2048, 2048),
@@ -108,9 +106,7 @@ def _head(
     function: str, layouts: Mapping[str, HeadLayers], name: str, width: int, hidden: int | None, dim: int | None
 ) -> nn.Sequential:
     if name not in layouts:
-        raise ConfigError(
-            f"{function}: no paper is called {name!r}.{nearest(str(name), layouts)} Allowed: {', '.join(layouts)}."
-        )
+        raise ConfigError(f"{function}: no paper {name!r}.{nearest(str(name), layouts)} Allowed: {', '.join(layouts)}.")
     layout = layouts[name]
     choices = (hidden, layout.hidden, width), (dim, layout.dim, width)
     units, last = (next(each for each in widths if each is not None) for widths in choices)

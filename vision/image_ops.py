@@ -138,9 +138,8 @@ def centre(images: Tensor, size: int, share: float = 1.0) -> Tensor:
         return unit(images)
     if share == 1 and height != width:
         short = min(height, width)
-        whole = F.interpolate(
-            unit(images), [size * height // short, size * width // short], mode="bilinear", antialias=True
-        )
+        sides = [size * height // short, size * width // short]
+        whole = F.interpolate(unit(images), sides, mode="bilinear", antialias=True)
         top, left = ((now - size) // 2 for now in whole.shape[-2:])
         return whole[..., top : top + size, left : left + size]
     box = torch.tensor([(height - side) // 2, (width - side) // 2, side, side], dtype=torch.float32)

@@ -187,14 +187,9 @@ def _encoded(name: str, parts: Sequence[Images], labels: Tensor | None) -> Encod
         number = bisect_right(starts, place) - 1
         return readers[number](place - starts[number])
 
-    return replace(
-        sets[0],
-        names=[name for part in sets for name in part.names],
-        read=read,
-        rows=torch.cat([part.rows + start for part, start in zip(sets, starts, strict=True)]),
-        skipped={},
-        labels=labels,
-    )
+    names = [each for part in sets for each in part.names]
+    rows = torch.cat([part.rows + start for part, start in zip(sets, starts, strict=True)])
+    return replace(sets[0], names=names, read=read, rows=rows, skipped={}, labels=labels)
 
 
 class Order(Protocol):

@@ -144,9 +144,7 @@ class ColumnPairs(PairKind):
         names, data, views = list(config.columns or ()), config.data, config.views
         named = [name for name in names if name.lower() in CAPTION_NAMES]
         if len(names) < 2 or len(set(names)) < len(names) or not all(names):
-            problems.append(
-                f"columns must name two or more columns, each once, got {names}; such as ['image', 'positive']"
-            )
+            problems.append(f"columns must name two or more, each once, such as ['image', 'positive'], got {names}")
         elif config.caption is not None and len(names) > 2:
             problems.append(f"columns with captions are one of images and one of captions, got {names}")
         elif config.caption is None and named:
@@ -180,13 +178,9 @@ class ColumnPairs(PairKind):
 
     def load(self, config: VisionSettings, seed: Seeds, validation: float = 0.0) -> Parts:
         data = config.data
-        read = partial(
-            read_pairs,
-            columns=config.columns or (),
-            captioned=config.caption is not None,
-            decoding=Decoding(data.size, data.on_corrupt, data.memory * 1e9),
-            split=data.train_split,
-        )
+        options = Decoding(data.size, data.on_corrupt, data.memory * 1e9)
+        columns, captioned = config.columns or (), config.caption is not None
+        read = partial(read_pairs, columns=columns, captioned=captioned, decoding=options, split=data.train_split)
         pairs = read(data.pretrain or data.source)
         if data.pretrain is not None or data.test is None:
             pairs, test = split_rows(pairs, data.train_share, seed.torch("data", "pairs"))

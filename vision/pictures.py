@@ -45,12 +45,9 @@ def neighbourhood(views: Sequence[Tensor], t_pos: float, t_neg: float) -> Neighb
     anchor = unit[0][0]
     positives = torch.stack([view[0] for view in unit[1:]])
     negatives = unit[1][1:]
-    return Neighbourhood(
-        torch.cat([anchor[None], positives, negatives]),
-        torch.softmax(t_pos * (2 - 2 * positives @ anchor), 0),
-        torch.softmax(-t_neg * (2 - 2 * negatives @ anchor), 0),
-        t_neg,
-    )
+    pull = torch.softmax(t_pos * (2 - 2 * positives @ anchor), 0)
+    push = torch.softmax(-t_neg * (2 - 2 * negatives @ anchor), 0)
+    return Neighbourhood(torch.cat([anchor[None], positives, negatives]), pull, push, t_neg)
 
 
 def flat(points: Tensor, projection: Projection, seed: int = 0) -> Tensor:
@@ -62,9 +59,8 @@ def flat(points: Tensor, projection: Projection, seed: int = 0) -> Tensor:
     from sklearn.manifold import TSNE
 
     perplexity = min(30.0, (len(points) - 1) / 3)
-    return torch.from_numpy(
-        TSNE(init="pca", perplexity=perplexity, random_state=seed).fit_transform(points.cpu().numpy())
-    )
+    tsne = TSNE(init="pca", perplexity=perplexity, random_state=seed)
+    return torch.from_numpy(tsne.fit_transform(points.cpu().numpy()))
 
 
 def around(points: Tensor, projection: Projection) -> tuple[Tensor, float]:

@@ -1,6 +1,6 @@
 """The probes of a run and their settings."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
@@ -11,19 +11,8 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from dipole.core.evaluation.class_tasks import class_tasks
 from dipole.core.evaluation.descent import Descent
-from dipole.core.evaluation.probes import (
-    PROBE_DEVICE_HELP,
-    ProbeDevice,
-    ProbeResult,
-    few_shot_probe,
-    kmeans_accuracy,
-    knn_probe,
-    linear_probe,
-    mean_classifier,
-)
-from dipole.core.train.class_blocks import BlockShape, block_losses
+from dipole.core.evaluation.probes import PROBE_DEVICE_HELP, ProbeDevice
 from dipole.core.train.config import Settings
 from dipole.core.utils.distributed import all_sum
 from dipole.core.utils.errors import ConfigError, DataError
@@ -45,14 +34,10 @@ Probe = Literal["linear", "few_shot", "kmeans", "knn", "mean", "tasks", "losses"
 class CropsConfig(Settings):
     """The [vision.probe.crops] table: the linear probe sees a new random crop of every image in every epoch."""
 
-    scale: Range = Field(
-        (0.2, 1.0), description="range of the crop's share of the area; the protocols on ImageNet have [0.08, 1]"
-    )
+    scale: Range = Field((0.2, 1.0), description="range of the crop's share of the area; for ImageNet [0.08, 1]")
     ratio: Range = Field((3 / 4, 4 / 3), description="range of its width / height")
     flip: Probability = Field(0.5, description="probability of a horizontal flip")
-    centre: float = Field(
-        1.0, gt=0, le=1, description="side of the centred square that it is tested on, as a share: 0.875 is 224 of 256"
-    )
+    centre: float = Field(1.0, gt=0, le=1, description="share of the side of the tested square: 0.875 is 224 of 256")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -105,24 +90,16 @@ class ProbeConfig(Settings):
         None, description="of the same: epochs at which the rate is multiplied by decay (default 60 % and 80 % of them)"
     )
     decay: float | None = Field(None, gt=0, le=1, description="of the same (default 0.1 with sgd, 0.2 with adam)")
-    crops: CropsConfig | None = Field(
-        None, description="train the linear probe on random crops, solvers sgd and adam (default on fixed features)"
-    )
+    crops: CropsConfig | None = Field(None, description="train the linear probe on random crops, with sgd or adam")
     labels_per_class: int = Field(5, ge=1, description="of the few-shot probe and of the tasks' few-label means")
     draws: int = Field(5, ge=1, description="of the same two")
     neighbours: int = Field(20, ge=1, description="of the kNN probe")
     temperature: float = Field(0.07, gt=0, description="of the kNN probe")
     inits: int = Field(10, ge=1, description="starts of k-means; the best by inertia counts")
-    picture: bool = Field(
-        False, description="also write pictures/step-N.png: a query with its positives and negatives (CACR Fig. 6, 7)"
-    )
-    positives: int | None = Field(
-        None, ge=1, le=MOST_VIEWS - 1, description="of that picture's query (default as many as in training)"
-    )
+    picture: bool = Field(False, description="write pictures/step-N.png: a query with its neighbours (CACR Fig. 6, 7)")
+    positives: int | None = Field(None, ge=1, le=MOST_VIEWS - 1, description="of its query (default as in training)")
     projection: Projection = Field("tsne", description="of that picture's map")
-    online: OnlineConfig | None = Field(
-        None, description="train a linear probe during the run and log its accuracy (default none)"
-    )
+    online: OnlineConfig | None = Field(None, description="train a linear probe during the run and log its accuracy")
     device: ProbeDevice = Field("auto", description=PROBE_DEVICE_HELP)
     baselines: bool = Field(False, description="also probe the untrained encoder and the raw pixels")
 
@@ -170,50 +147,6 @@ def check_probe_labels(config: ProbeConfig, train: ImageSet, test: ImageSet) -> 
                 f"{train.class_name(int(classes[0]))}, and the probes {', '.join(fitted)} need two or more. "
                 f"{LABELS_HELP}"
             )
-
-
-def probe(
-    config: ProbeConfig,
-    data: tuple[Any, Any, Any, Any],
-    seed: int,
-    shape: BlockShape,
-    on_crops: Callable[[], ProbeResult] | None = None,
-) -> dict[str, float]:
-    """Return the numbers of the configured probes on frozen features. k-means clusters the test part.
-
-    data: features and labels of the training part, and of the test part. on_crops: trains the linear probe instead.
-    """
-    train_x, train_y, test_x, test_y = data
-    few: dict[str, Any] = {"labels_per_class": config.labels_per_class, "draws": config.draws, "seed": seed}
-
-    def losses() -> dict[str, float]:
-        if train_y is None or test_y is None:
-            raise DataError("the probe 'losses' needs labels. Use labelled splits or remove it")
-        return block_losses(train_x, train_y, test_x, test_y, shape, seed)
-
-    def linear() -> ProbeResult:
-        if on_crops is not None:
-            return on_crops()
-        how = dict(vars(config.descent))
-        return linear_probe(*data, l2=how.pop("weight_decay") or None, seed=seed, **how)
-
-    measure: dict[Probe, Callable[[], Any]] = {
-        "linear": linear,
-        "few_shot": lambda: few_shot_probe(*data, **few),
-        "kmeans": lambda: kmeans_accuracy(test_x, test_y, inits=config.inits, seed=seed),
-        "knn": lambda: knn_probe(*data, k=config.neighbours, temperature=config.temperature),
-        "mean": lambda: mean_classifier(*data),
-        "tasks": lambda: class_tasks(*data, solver=config.solver, epochs=config.epochs, **few),
-        "losses": losses,
-    }
-    found: dict[str, float] = {}
-    for name in config.probes:
-        result = measure[name]()
-        if isinstance(result, ProbeResult):
-            found |= result.metrics(name)
-        else:
-            found |= {f"{name}/{key}": value for key, value in result.items()}
-    return found
 
 
 class OnlineProbe:

@@ -27,13 +27,10 @@ class VisionSettings(Settings):
     columns: tuple[str, ...] | None = Field(
         None, description="pairs = 'columns' only: names of two or more columns of images, or of image and caption"
     )
-    caption: CaptionConfig | None = Field(
-        None, description="only with pairs = 'columns': the second column holds captions"
-    )
+    caption: CaptionConfig | None = Field(None, description="of pairs = 'columns': the second column has captions")
     images_per_class: int | None = Field(
-        None, ge=2, description="pairs = 'labels' only: a batch holds groups of this many images of a class; "
-        "default random"
-    )  # fmt: skip
+        None, ge=2, description="of pairs = 'labels': groups of this many images of a class (default random)"
+    )
     views: int | None = Field(None, ge=1, le=MOST_VIEWS)
     negatives: int | None = Field(None, ge=1)
     compile: bool = Field(False, description="the same as train.compile")

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, Unpack
@@ -47,26 +47,18 @@ class ToyConfig(Settings):
     scale: float = Field(0.1, gt=0, description="planes: deviation of their entries")
     inits: int = Field(10, ge=1, description="planes: starts of k-means; the best by inertia counts")
     views: int = Field(2, ge=2, description="gaussian-classes: views of a point, K + 1")
-    negatives: ViewNegatives = Field(
-        "all", description="gaussian-classes: negatives of an anchor, as vision.simclr.negatives"
-    )
+    negatives: ViewNegatives = Field("all", description="gaussian-classes: negatives, as vision.simclr.negatives")
     classes: int = Field(10, ge=2, description="gaussian-classes: number of classes")
-    separation: float = Field(
-        1.0, gt=0, description="gaussian-classes: deviation of the class means, where that within a class is 1"
-    )
+    separation: float = Field(1.0, gt=0, description="gaussian-classes: deviation of the means over that in a class")
     imbalance: float = Field(1.0, ge=1, description="gaussian-classes: size of the largest class over the smallest")
     label_noise: float = Field(0.0, ge=0, le=1, description="gaussian-classes: share of training labels made wrong")
     test_points: int = Field(2000, ge=2, description="gaussian-classes: number of test points, of balanced classes")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        fields = type(self).model_fields
         is_plane = self.data != "gaussian-classes"
-        useless = [
-            name
-            for name, field in fields.items()
-            if getattr(self, name) != field.default and name in (OF_CLASSES if is_plane else OF_PLANES)
-        ]
+        others = OF_CLASSES if is_plane else OF_PLANES
+        useless = [name for name in others if getattr(self, name) != type(self).model_fields[name].default]
         if useless:
             raise ValueError(f"{', '.join(useless)}: no effect with data {self.data!r}. Remove it.")
         if not is_plane and self.points < self.classes:
@@ -96,10 +88,7 @@ def nested_moons(points: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]
     return _centred(moons, labels)
 
 
-SETS: dict[str, Callable[[int, np.random.Generator], tuple[Tensor, Tensor]]] = {
-    "three-bars": three_bars,
-    "nested-moons": nested_moons,
-}
+SETS = {"three-bars": three_bars, "nested-moons": nested_moons}
 
 
 def _centred(points: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:

@@ -320,10 +320,9 @@ def picture(width=52, height=40, seed=0):
     return image, torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1)
 
 
-@pytest.mark.parametrize(
-    ("preset", "changes"),
-    [("simclr", {"jitter": 0}), ("byol", {"jitter": 0}), ("swav", {"jitter": 0}), ("mocov1", {}), ("swav", {})],
-)
+@pytest.mark.parametrize(("preset", "changes"), [
+    ("simclr", {"jitter": 0}), ("byol", {"jitter": 0}), ("swav", {"jitter": 0}), ("mocov1", {}), ("swav", {}),
+])  # fmt: skip
 def test_an_image_a_tensor_and_a_batch_have_the_same_views(preset, changes):
     """With one seed. Pillow rounds a resized crop to 256 levels, and jitter multiplies the difference."""
     augment = Augment(preset, size=24, **changes)

@@ -106,12 +106,8 @@ def network(channels=3, **settings):
     return build_encoder(EncoderConfig(**settings), channels, 32)
 
 
-class Twice(nn.Module):
-    pass
-
-
 @pytest.mark.parametrize(("call", "message"), [
-    (lambda: describe(Stages(3, {"all": nn.Sequential(Twice())}, {"all": 3})), "layer Twice.*Known layers: Conv2d"),
+    (lambda: describe(Stages(3, {"all": nn.Bilinear(3, 3, 3)}, {"all": 3})), "layer Bilinear.*Known layers: Conv2d"),
     (lambda: timm_weights(network(name="small-conv")), "timm has no network like"),
     (lambda: timm_weights(network(name="resnet18")), "timm has no network like"),
     (CMC(Branch(network(1, width=2)), None, colour=Branch(network(2, width=2))).trained_encoder, "two encoders"),

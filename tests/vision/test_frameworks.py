@@ -78,10 +78,9 @@ def test_kept_negatives_and_rows_of_a_bank_are_drawn_uniformly():
     assert sorted(draw_others(12, taken, 9, 0).tolist()) == [0, 1, 2, 5, 6, 7, 8, 9, 10]
 
 
-@pytest.mark.parametrize(
-    ("repel", "of"),
-    [("queries", [(0, 0)]), ("in-turn", [(0, 0), (1, 1), (2, 2)]), ("view_pairs", [(0, 1), (0, 2), (1, 2)])],
-)
+@pytest.mark.parametrize(("repel", "of"), [
+    ("queries", [(0, 0)]), ("in-turn", [(0, 0), (1, 1), (2, 2)]), ("view_pairs", [(0, 1), (0, 2), (1, 2)]),
+])  # fmt: skip
 def test_simclr_with_the_negatives_of_cacr(repel, of):
     """M - 1 negatives. CACR Sec. 3.2: the other images' samples of the query's own view. Its authors' code: view x
     repels the other images of view y, for each pair of views x < y."""

@@ -51,10 +51,9 @@ def test_a_class_is_a_gaussian_around_its_mean(separation):
     torch.testing.assert_close(shared.std(0), torch.ones(CLASS + INSTANCE), atol=0.05, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("negatives", "anchors", "of_each"),
-    [("all", 3 * 8, 3 * 7), ("queries", 8, 7), ("view_pairs", 3 * 8, 7)],  # V = 3 views, B = 8: 3 pairs of views
-)
+@pytest.mark.parametrize(("negatives", "anchors", "of_each"), [
+    ("all", 3 * 8, 3 * 7), ("queries", 8, 7), ("view_pairs", 3 * 8, 7),  # V = 3 views, B = 8: 3 pairs of views
+])  # fmt: skip
 def test_anchors_and_negatives_are_those_of_the_layout(negatives, anchors, of_each):
     data = of(points=100, views=3, negatives=negatives)
     encoded = data.embed(data.batch(torch.arange(8), torch.Generator().manual_seed(0)))

@@ -104,13 +104,14 @@ def step(case, own=slice(None), microbatch=None):
         return {"error": str(error).partition(",")[0]}
     outcome.loss.backward()
     module.after_step()
-    parameters = [*module.parameters(), *loss_of.parameters()]
-    return {
-        "loss": outcome.loss.detach(),
-        "notes": [term.note for term in outcome.terms.values()],
-        "gradients": [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters if p.requires_grad],
-        "buffers": [*module.buffers(), *(p.detach() for p in module.parameters() if not p.requires_grad)],
-    }
+    buffers = [*module.buffers(), *(p.detach() for p in module.parameters() if not p.requires_grad)]
+    notes = [term.note for term in outcome.terms.values()]
+    return {**after(outcome.loss, *module.parameters(), *loss_of.parameters()), "notes": notes, "buffers": buffers}
+
+
+def after(loss, *parameters):
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters if p.requires_grad]
+    return {"loss": loss.detach(), "gradients": gradients}
 
 
 def library_step(name, own):
@@ -127,13 +128,8 @@ def library_step(name, own):
     loss = module(*given)
     loss.backward()
     module.after_step()
-    learnt = [each for each in module.parameters() if each.requires_grad]
-    return {
-        "loss": loss.detach(),
-        "notes": [],
-        "gradients": [torch.zeros_like(each) if each.grad is None else each.grad for each in learnt],
-        "buffers": [each for name, each in module.state_dict().items() if not name.startswith(("branch", "predictor"))],
-    }
+    buffers = [each for name, each in module.state_dict().items() if not name.startswith(("branch", "predictor"))]
+    return {**after(loss, *module.parameters()), "notes": [], "buffers": buffers}
 
 
 def normed_step(name, own=slice(None), sync=True, **train):
@@ -185,10 +181,8 @@ def every_case(rank, divisions):
         for name, make in NORMS.items():
             found[name, shares] = norm_alone(make, own)
     found["apart"] = normed_step("simclr", own, sync=False)
-    for wrong, (attribute, value) in {
-        "no gradient": ("gather_rows", own_gradient_alone),
-        "local pairs": ("world_size", lambda: 1),
-    }.items():
+    wrongs = (("no gradient", "gather_rows", own_gradient_alone), ("local pairs", "world_size", lambda: 1))
+    for wrong, attribute, value in wrongs:
         right = getattr(gather, attribute)
         setattr(gather, attribute, value)
         found[wrong] = step(("simclr", "infonce"), own)

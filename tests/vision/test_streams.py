@@ -298,7 +298,7 @@ def test_downloaded_archives_of_cifar_and_stl10(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (2, 3, 96, 96), dtype=np.uint8).tobytes()
     members = {f"stl10_binary/{split}_X.bin": pixels for split in ("train", "test", "unlabeled")}
     members |= {f"stl10_binary/{split}_y.bin": bytes([1, 10]) for split in ("train", "test")}
-    members |= {"stl10_binary/class_names.txt": b"\n".join([b"a"] * 10)}
+    members |= {"stl10_binary/class_names.txt": b"a b c d e f g h i j"}
     folder = unpacked(prepare.stl10, tmp_path, "stl10_binary.tar.gz", members)
     parts = load(DataConfig(source=str(folder), pretrain_split="unlabeled"), Seeds(0))
     assert (len(parts.pretrain), parts.train.labels.tolist()) == (2, [0, 9])

@@ -154,18 +154,14 @@ def checkpoint(folder, name):
 
 
 CASES = [
-    ("vit", "mean", [], 1e-5),
-    ("vit", "cls", ["vision.encoder.lora={rank = 2}"], 1e-5),
-    ("convnext", "max", [], 1e-5),
-    ("swin", "mean", [], 1e-5),
+    ("vit", "mean", [], 1e-5), ("vit", "cls", ["vision.encoder.lora={rank = 2}"], 1e-5),
+    ("convnext", "max", [], 1e-5), ("swin", "mean", [], 1e-5),
     ("vit", "mean", ["vision.augment.size=24"], 0.01),  # resized as bytes
-]
+]  # fmt: skip
+MARKED = [pytest.param(*case, marks=[] if case[0] == "convnext" else pytest.mark.slow) for case in CASES]
 
 
-@pytest.mark.parametrize(
-    ("name", "pooling", "more", "near"),
-    [pytest.param(*case, marks=[] if case[0] == "convnext" else pytest.mark.slow) for case in CASES],
-)
+@pytest.mark.parametrize(("name", "pooling", "more", "near"), MARKED)
 def test_every_folder_gives_the_features_of_the_run(tmp_path, name, pooling, more, near):
     source = checkpoint(tmp_path / "model", name)
     settings = [f"vision.encoder.name=hub:{source}", f"vision.encoder.pooling={pooling}"]
@@ -290,10 +286,9 @@ def test_images_stored_larger_than_the_views_are_resized_once(tmp_path, shape):
     assert (row - expected).abs().max() <= 1.5  # levels of 256
 
 
-@pytest.mark.parametrize(
-    ("mode", "kind", "options"),
-    [("1", "PNG", {}), ("L", "PNG", {}), ("1", "TIFF", {"compression": "group4"}), ("P", "GIF", {})],
-)
+@pytest.mark.parametrize(("mode", "kind", "options"), [
+    ("1", "PNG", {}), ("L", "PNG", {}), ("1", "TIFF", {"compression": "group4"}), ("P", "GIF", {}),
+])  # fmt: skip
 def test_a_small_file_of_a_huge_picture_is_refused(mode, kind, options):
     data = io.BytesIO()
     Image.new(mode, (5100, 5100)).save(data, kind, **options)

@@ -34,21 +34,13 @@ class EncoderSettings(Settings):
     name: str = Field("small-conv", description="which encoder; hub:ID or hub:FOLDER is a model of transformers")
     stem: Stem = Field("cifar", description="resnet only: 3x3 stride 1 without pooling, or 7x7 stride 2 with pooling")
     width: int = Field(16, ge=1, description="small-conv: channels of the first stage; linear: output features")
-    tap: str | None = Field(
-        None, description="the layer that probes see, such as fc7 or pooled (default the encoder's last)"
-    )
-    channels_last: bool | None = Field(
-        None, description="keep images with their channels last in memory (default on CUDA only)"
-    )
+    tap: str | None = Field(None, description="the layer that probes see, such as fc7 (default the encoder's last)")
+    channels_last: bool | None = Field(None, description="channels are last in memory (default on CUDA only)")
     projector: Literal["none", "linear", "mlp"] = Field("mlp", description="the layers between encoder and objective")
     hidden: int | None = Field(None, ge=1, description="mlp projector: hidden units (default the encoder's width)")
-    projector_layers: int | None = Field(
-        None, ge=2, description="mlp projector: linear layers (default the framework's, otherwise 2)"
-    )
+    projector_layers: int | None = Field(None, ge=2, description="mlp: linear layers (default the framework's or 2)")
     projector_norm: Norm | None = Field(
-        None,
-        description="mlp projector: batch norm after no layer, the hidden ones, or all (default the framework's, "
-        "otherwise none)",
+        None, description="mlp: batch norm after no layer, the hidden, or all (default the framework's, otherwise none)"
     )
     dim: int = Field(128, ge=1, description="width of the embedding that a projector gives")
     pooling: Pooling | None = Field(

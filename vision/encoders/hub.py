@@ -77,12 +77,13 @@ class HubEncoder(Encoder):
 
     def __init__(self, channels: int, size: int, config: EncoderSettings) -> None:
         self.source, self._size = config.source, size
-        processor = processor_of(config)
+        processor = processor_of(self.source)
+        mean, std = config.mean or processor.mean, config.std or processor.std
         built, inputs = _load(self.source, channels)
         super().__init__(inputs if channels == 1 else channels)
         self.model = built.model
-        if processor.mean is not None and channels in (1, inputs):
-            self.fix_statistics(processor.mean, processor.std or (1.0,))
+        if (mean or std) and channels in (1, inputs):
+            self.fix_statistics(mean or (0.0,), std or (1.0,))
         self._options = size_options(self.model)
         self.remarks: list[str] = built.remarks(self.source)
         if hasattr(self.model.config, MASKED):
@@ -93,8 +94,9 @@ class HubEncoder(Encoder):
         says = f"the image processor of {self.source.text} says"
         if processor.size not in (None, size):
             self.remarks.append(f"vision.augment.size: views are {size} pixels wide, {says} {processor.size}")
-        if processor.overridden is not None:
-            self.remarks.append(f"vision.encoder.mean, std: as set, {says} {processor.overridden}")
+        if processor.mean and (mean, std) != (processor.mean, processor.std):
+            theirs = f"mean {list(processor.mean)}, std {list(processor.std or ())}"
+            self.remarks.append(f"vision.encoder.mean, std: as set, {says} {theirs}")
         outputs = self._try(torch.zeros(1, channels, size, size), processor)
         last = outputs.last_hidden_state
         self._is_sequence = last.ndim == 3
@@ -111,9 +113,8 @@ class HubEncoder(Encoder):
         first = int(len(states) == len(layers(self.model).blocks))
         self.taps = {}
         for number, state in enumerate(states, first):
-            self.taps[f"layer{number}" if number else "embeddings"] = pooled(
-                state, self._of_hidden, self._prefix
-            ).shape[1]
+            width = pooled(state, self._of_hidden, self._prefix).shape[1]
+            self.taps[f"layer{number}" if number else "embeddings"] = width
         features = self._features(outputs)
         self.taps["pooled"] = features.shape[1]
         fix_unused(self.model, features)
@@ -271,20 +272,11 @@ class Processor:
     size: int | None = None
     mean: Statistics | None = None
     std: Statistics | None = None
-    overridden: str | None = None
 
 
-def processor_of(config: EncoderSettings) -> Processor:
-    """Read the image processor of a [vision.encoder] table's model. The table's own statistics win."""
-    source = config.source
-    read = _read(source, replace(source, weights="random").content)
-    if config.mean is None and config.std is None:
-        return read
-    mean, std = config.mean or read.mean or (0.0,), config.std or read.std or (1.0,)
-    overridden = None
-    if read.mean is not None and (mean, std) != (read.mean, read.std):
-        overridden = f"mean {list(read.mean)}, std {list(read.std or ())}"
-    return replace(read, mean=mean, std=std, overridden=overridden)
+def processor_of(source: backbone.NetworkSource) -> Processor:
+    """Read the image processor of a model."""
+    return _read(source, replace(source, weights="random").content)
 
 
 @cache
@@ -319,11 +311,8 @@ def from_settings(settings: Mapping[str, Any], source: backbone.NetworkSource) -
 
 
 def _numbers(value: Any) -> list[float]:
-    if value is None:
-        return []
-    if isinstance(value, list | tuple):
-        return list(map(float, value))
-    return [float(value)]
+    values = value if isinstance(value, list | tuple) else [value]
+    return [float(each) for each in values if each is not None]
 
 
 def _side(size: Any) -> int | None:
@@ -342,18 +331,11 @@ def write_processor(
 ) -> None:
     """Write an image processor that does the same as evaluation (`decoding.centred_box`), and normalises."""
     settings: dict[str, Any] = {
-        "image_processor_type": "BitImageProcessor",
-        "do_resize": True,
-        "size": {"shortest_edge": size},
-        "resample": BILINEAR,
-        "do_center_crop": True,
-        "crop_size": {"height": size, "width": size},
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": mean is not None,
-        "do_convert_rgb": channels == 3,
-        CHANNELS: channels,
-    }
+        "image_processor_type": "BitImageProcessor", "do_convert_rgb": channels == 3, CHANNELS: channels,
+        "do_resize": True, "size": {"shortest_edge": size}, "resample": BILINEAR,
+        "do_center_crop": True, "crop_size": {"height": size, "width": size},
+        "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": mean is not None,
+    }  # fmt: skip
     if mean is not None:
         settings |= {"image_mean": mean, "image_std": std}
     atomic_write(folder / FILE, json.dumps(settings, indent=2) + "\n")

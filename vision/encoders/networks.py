@@ -76,9 +76,7 @@ def alexnet(channels: int, size: int, config: EncoderSettings, share: float) -> 
     for _ in range(3):
         size = (size - 3) // 2 + 1
     if size < 1:
-        raise ConfigError(
-            "vision.encoder.name: alexnet needs images of 15 x 15 pixels or more. Set vision.augment.size."
-        )
+        raise ConfigError("vision.encoder.name: alexnet needs 15 x 15 pixels or more. Set vision.augment.size.")
     pool = nn.MaxPool2d(3, 2)
     a, b, c, hidden = (scaled(width, share) for width in (96, 192, 384, 4096))
     convolutions = nn.Sequential(

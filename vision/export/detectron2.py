@@ -53,26 +53,16 @@ SOLVER:
 """
 TASKS: dict[str, dict[str, Any]] = {
     "voc": {
-        "mask": False,
-        "classes": 20,
-        "sizes": tuple(range(480, 801, 32)),
-        "train": ("voc_2007_trainval", "voc_2012_trainval"),
-        "test": ("voc_2007_test",),
-        "steps": (18_000, 22_000),
-        "last": 24_000,
-        "warmup": 100,
+        "mask": False, "classes": 20, "sizes": tuple(range(480, 801, 32)),
+        "train": ("voc_2007_trainval", "voc_2012_trainval"), "test": ("voc_2007_test",),
+        "steps": (18_000, 22_000), "last": 24_000, "warmup": 100,
     },
     "coco": {
-        "mask": True,
-        "classes": 80,
-        "sizes": tuple(range(640, 801, 32)),
-        "train": ("coco_2017_train",),
-        "test": ("coco_2017_val",),
-        "steps": (60_000, 80_000),
-        "last": 90_000,
-        "warmup": 1_000,
+        "mask": True, "classes": 80, "sizes": tuple(range(640, 801, 32)),
+        "train": ("coco_2017_train",), "test": ("coco_2017_val",),
+        "steps": (60_000, 80_000), "last": 90_000, "warmup": 1_000,
     },
-}
+}  # fmt: skip
 NOTES = """\
 The settings are those of He et al. (2020) for a C4 backbone, which CACR Table 5 follows. Their head adds a batch norm
 after res5 (`Res5ROIHeadsExtraNorm`, which MoCo's own train_net.py registers); the files name detectron2's own

@@ -51,26 +51,15 @@ def export(model: TrainedModel, folder: Path, record: Any, objective: Any) -> No
     name = str(getattr(inner, "architecture", None) or model.config.encoder.name)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     mean, std = (encoder.get_buffer(part).tolist() for part in ("mean", "std"))
+    pretrained = {
+        "input_size": [channels, size, size], "fixed_input_size": False, "pool_size": None,
+        "interpolation": "bilinear", "crop_pct": 1.0, "crop_mode": "center", "mean": mean, "std": std,
+        "num_classes": 0, "first_conv": "conv1", "classifier": "fc",
+    }  # fmt: skip
     config = {
-        "architecture": name,
-        "num_classes": 0,
-        "num_features": encoder.taps[encoder.last],
-        "global_pool": "avg",
-        "model_args": {"in_chans": channels},
-        "pretrained_cfg": {
-            "input_size": [channels, size, size],
-            "fixed_input_size": False,
-            "interpolation": "bilinear",
-            "crop_pct": 1.0,
-            "crop_mode": "center",
-            "mean": mean,
-            "std": std,
-            "num_classes": 0,
-            "pool_size": None,
-            "first_conv": "conv1",
-            "classifier": "fc",
-        },
-    }
+        "architecture": name, "num_classes": 0, "num_features": encoder.taps[encoder.last], "global_pool": "avg",
+        "model_args": {"in_chans": channels}, "pretrained_cfg": pretrained,
+    }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     usage = """
 import timm

@@ -67,29 +67,10 @@ def _can_train(framework: type[Framework], images: ImageSet, views: int, batch_s
     return True
 
 
-def example(
-    objective: Composite, dim: int, method: str, views: int, batch_size: int, by_label: bool = False
-) -> AnyPairs:
+def example(objective: Composite, dim: int, method: str, views: int, batch_size: int, by_label: bool) -> AnyPairs:
     """Return pairs of random rows of two classes, made as a framework pairs a batch, or by their labels."""
     labels = (torch.arange(batch_size) % 2).sort().values
     rows = partial(_rows, batch_size, dim, None)
     if by_label:
         return Pairs.from_labels(list(rows(views).unbind(1)), labels)
     return by_name()[method].sample(views, rows, labels)
-
-
-def explain(
-    objective: Composite, method: str, views: int, dim: int, device: torch.device, images: ImageSet, batch_size: int
-) -> str:
-    """Return a sentence that names the frameworks that can carry the objective."""
-    found = carriers(objective, views, dim, device, images, batch_size)
-    if not found:
-        return f"No vision.method can carry {objective} on these images in batches of {batch_size}."
-    listed = []
-    for name, count in found.items():
-        framework = by_name()[name]
-        key = framework.positives_key
-        if key and (key, count) != ("views", views):  # the setting that gives it enough positives
-            name = f"{name} ({key} = {count - (not framework.counts_anchor)})"
-        listed.append(name)
-    return f"vision.method = {method!r} cannot carry {objective} as it is set; these can: {', '.join(listed)}."

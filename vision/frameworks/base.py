@@ -421,22 +421,16 @@ def embedded(
     flat: dict[str, Tensor] = {}
     for name, each in rows.items():
         flat |= {name: each} if isinstance(each, Tensor) else {f"{name}{n}": one for n, one in enumerate(each)}
+    if batch.rows is not None:
+        flat["index"] = to_device(batch.rows, next(iter(flat.values())).device)
+    if batch.labels is not None:
+        flat["labels"] = batch.labels
 
     def relate(found: dict[str, Tensor]) -> AnyPairs:
         grouped = {name: [found[f"{name}{n}"] for n in range(count)] for name, count in lists.items()}
         return pair({**found, **grouped}, seed)
 
-    return EncodedBatch({**flat, **instances(batch, next(iter(flat.values())))}, relate)
-
-
-def instances(batch: Batch, like: Tensor) -> dict[str, Tensor]:
-    """Return the index of each image in the data set, and its label if known, on the device of `like`."""
-    found = {}
-    if batch.rows is not None:
-        found["index"] = to_device(batch.rows, like.device)
-    if batch.labels is not None:
-        found["labels"] = batch.labels
-    return found
+    return EncodedBatch(dict(flat), relate)
 
 
 def _moved(name: str, values: Tensor | None, like: Tensor) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -13,8 +13,8 @@ from dipole.core.train.class_blocks import ClassBlocks
 from dipole.core.train.config import Settings
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.seeding import Seeds
-from dipole.vision.frameworks.base import AnyObjective, Batch, Draw, OneBranch, Setup, instances, register_framework
-from dipole.vision.image_set import ImageSet
+from dipole.vision.frameworks.base import AnyObjective, Batch, Draw, OneBranch, Setup, embedded, register_framework
+from dipole.vision.image_set import ImageSet, Order
 from dipole.vision.settings import VisionSettings
 
 
@@ -24,9 +24,7 @@ class BlocksConfig(Settings):
     defaults_version: ClassVar[int] = 2  # 2: a block holds size + 1 images, each class drawn independently
 
     size: int = Field(2, ge=1, description="positives of an image, b; a block is b + 1 images of one class")
-    count: int | None = Field(
-        None, ge=1, description="blocks of each class, drawn once (default new ones from all images in every epoch)"
-    )
+    count: int | None = Field(None, ge=1, description="blocks of a class, drawn once (default new ones in every epoch)")
 
     @property
     def images(self) -> int:
@@ -73,9 +71,7 @@ class Blocks(OneBranch):
             )
 
     @classmethod
-    def order(
-        cls, config: VisionSettings, images: ImageSet, batch_size: int, world_size: int, seed: Seeds
-    ) -> ClassBlocks:
+    def order(cls, config: VisionSettings, images: ImageSet, batch_size: int, world_size: int, seed: Seeds) -> Order:
         table: BlocksConfig = config.own_table
         cls.check_images(images)
         if batch_size // world_size % table.images:
@@ -105,11 +101,9 @@ class Blocks(OneBranch):
         (view,) = batch.views
         z = self.branch(view)
         # A row is a block. Its index and label are those of its first image.
-        rows = {name: values[:: self.images] for name, values in instances(batch, z).items()}
+        labels, rows = (None if each is None else each[:: self.images] for each in (batch.labels, batch.rows))
+        blocks = z.view(-1, self.images, z.shape[1])
+        return embedded({"block": blocks}, batch._replace(labels=labels, rows=rows), self._pair)
 
-        def pair(rows: dict[str, Tensor]) -> Pairs:
-            return Pairs.from_blocks(
-                rows["block"], "all", labels=rows.get("labels"), index=rows.get("index"), draw=batch.seed
-            )
-
-        return EncodedBatch({"block": z.view(-1, self.images, z.shape[1]), **rows}, pair)
+    def _pair(self, rows: dict[str, Any], seed: int) -> Pairs:
+        return Pairs.from_blocks(rows["block"], "all", labels=rows.get("labels"), index=rows.get("index"), draw=seed)

@@ -220,9 +220,7 @@ def measured(module: nn.Module, trials: Iterable[Tensor], fix: str, most: int = 
             if len(found) == most:
                 break
     if not found:
-        raise ConfigError(
-            f"the width of the features of {type(module).__name__} is unknown. {first[:300].rstrip('.')}. {fix}"
-        )
+        raise ConfigError(f"the width of {type(module).__name__} is unknown. {first[:300].rstrip('.')}. {fix}")
     return found
 
 

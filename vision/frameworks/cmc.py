@@ -59,12 +59,8 @@ class CMCConfig(Settings):
     """The [vision.cmc] table."""
 
     momentum: float = Field(0.5, ge=0, lt=1, description="of the memory bank")
-    width: float = Field(
-        0.5, gt=0, le=1, description="of each encoder's layers, as a share of the encoder's; Tian et al.: a half"
-    )
-    directions: Directions = Field(
-        "sum", description="of the losses of the two directions: their sum (Tian et al.'s code) or their mean"
-    )
+    width: float = Field(0.5, gt=0, le=1, description="of each encoder, as a share of the encoder's; Tian et al.: 0.5")
+    directions: Directions = Field("sum", description="of the two directions' losses: sum (Tian et al.'s code) or mean")
 
     def determining(self) -> dict[str, Any]:
         found = super().determining()

@@ -29,9 +29,7 @@ from dipole.vision.settings import VisionSettings
 class PredictorConfig(Settings):
     """The common settings of frameworks with a predictor."""
 
-    predictor_hidden: int | None = Field(
-        None, ge=1, description="hidden units of the predictor (default encoder.hidden, or encoder.dim)"
-    )
+    predictor_hidden: int | None = Field(None, ge=1, description="hidden units (default encoder.hidden or encoder.dim)")
     predictor_norm: Norm = Field("hidden", description="batch norm in the predictor: after no layer, the hidden, all")
 
 
@@ -119,9 +117,7 @@ def spread(z: Tensor) -> Tensor:
 class SimSiamConfig(PredictorConfig):
     """The [vision.simsiam] table."""
 
-    predictor_hidden: int | None = Field(
-        None, ge=1, description="hidden units of the predictor (default a quarter of the embedding's width)"
-    )
+    predictor_hidden: int | None = Field(None, ge=1, description="hidden units (default a quarter of the embedding's)")
 
 
 @register_framework("simsiam")

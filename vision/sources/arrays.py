@@ -1,8 +1,9 @@
 """Sources that are arrays: scikit-learn's digits, .npz files, IDX files as of MNIST, and STL-10's own files."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from dipole.vision.sources.images import select
 from dipole.vision.sources.labels import NoClassesError, class_labels, plain_label
 
 WORDS = {"images": ("images", "image", "x", "data"), "labels": ("labels", "label", "y", "targets")}
-"""Words in the names of arrays, in order of preference. Others name the split: train_images, y_test."""
-FORMATS = {"idx1", "idx3", "ubyte", "gz"}  # further words in names of files
+"""Words in the names of arrays. Others name the split: train_images (MedMNIST), y_test (Keras), train_X (STL-10)."""
+FORMATS = {"idx1", "idx3", "ubyte", "gz", "bin"}  # further words in names of files
+Arrays = dict[str, Callable[[], np.ndarray]]
+"""What reads an array, by its name."""
 
 
 @register_source(names=("digits",), known={"digits": Known(1, 8, 10, {"train": 1797})})
@@ -38,37 +41,42 @@ def digits() -> ImageSet:
 
 @register_source("an .npz of arrays", matches=lambda text, path: path.suffix.lower() == ".npz", quick=True)
 def open_npz(source: str, options: Decoding, wanted: Classes) -> Source:
-    """Open an .npz with `images` uint8 (n, H, W[, C]) and, optionally, `labels` (n,) and `class_names`.
-
-    Arrays of several splits have names such as train_images and train_labels (MedMNIST), or x_test and y_test (Keras).
-    """
+    """Open an .npz with `images` uint8 (n, H, W[, C]) and, optionally, `labels` (n,) and `class_names`."""
     path = Path(source).expanduser()
     with _readable(path):
         file = np.load(path, allow_pickle=False)
-        names = file.files
-    return _of_arrays(path, names, file.__getitem__, wanted)
+        arrays = {name: partial(file.__getitem__, name) for name in file.files}
+    return _of_arrays(path, arrays, wanted)
 
 
-@register_source("a folder of IDX files as of MNIST", matches=lambda text, path: bool(idx_files(path)))
-def open_idx(source: str, options: Decoding, wanted: Classes) -> Source:
-    """Open files such as train-images-idx3-ubyte and t10k-labels-idx1-ubyte.gz, also in the folder `raw` there."""
+@register_source("a folder of MNIST's or STL-10's own files", matches=lambda _, path: bool(files_in(path)))
+def open_folder(source: str, options: Decoding, wanted: Classes) -> Source:
+    """Open train-images-idx3-ubyte, t10k-labels-idx1-ubyte.gz and so on, or train_X.bin, train_y.bin and so on."""
     path = Path(source).expanduser()
-    files = {file.name: file for file in idx_files(path)}
-    return _of_arrays(path, files, lambda name: read_idx(files[name]), wanted)
+    arrays: Arrays = {name: partial(read_file, file) for name, file in files_in(path).items()}
+    if (listed := path / "class_names.txt").is_file():
+        arrays["class_names"] = lambda: np.array(listed.read_text(encoding="utf-8").split())
+    return _of_arrays(path, arrays, wanted)
 
 
-def idx_files(folder: Path) -> list[Path]:
-    """Return the IDX files of a folder. A packed one is left out if it is there unpacked."""
-    found = sorted(file for each in (folder, folder / "raw") for file in each.glob("*-idx[13]-ubyte*"))
-    return [file for file in found if file.suffix != ".gz" or file.with_suffix("") not in found]
+def files_in(folder: Path) -> dict[str, Path]:
+    """Return the files of arrays in a folder by name. A packed one is left out if it is there unpacked."""
+    patterns = ("*-idx[13]-ubyte*", "raw/*-idx[13]-ubyte*", "*_[Xy].bin")
+    found = {file.name: file for pattern in patterns for file in sorted(folder.glob(pattern))}
+    return {name: file for name, file in found.items() if not (name.endswith(".gz") and name[:-3] in found)}
 
 
-def read_idx(file: Path) -> np.ndarray:
-    """Read an array of bytes: two zeros, type, number of dimensions, the dimensions, values."""
+def read_file(file: Path) -> np.ndarray:
+    """Read a file of MNIST (two zeros, type, number of dimensions, dimensions, bytes) or of STL-10 (bytes)."""
     with open_bytes(file) as opened:
         data = opened.read()
-    shape = np.frombuffer(data, ">i4", data[3], 4)
-    return np.frombuffer(data, np.uint8, offset=4 + 4 * data[3]).reshape(shape).copy()
+    if file.suffix != ".bin":
+        shape = np.frombuffer(data, ">i4", data[3], 4)
+        return np.frombuffer(data, np.uint8, offset=4 + 4 * data[3]).reshape(shape).copy()
+    values = np.frombuffer(data, np.uint8)
+    if file.stem.endswith("y"):
+        return values.astype(np.int64) - 1
+    return values.reshape(-1, 3, 96, 96).transpose(0, 3, 2, 1)  # stored column by column
 
 
 @contextmanager
@@ -80,33 +88,31 @@ def _readable(path: Path) -> Iterator[None]:
         raise DataError(f"no file {path}.") from None
     except Exception as error:  # a damaged archive fails in zlib, zipfile or numpy, each with its own type
         fix = "Save text as labels.astype(str)" if "Object arrays" in str(error) else f"Fetch or save it again ({LFS})"
-        raise DataError(f"{path} cannot be read as an .npz archive or IDX files: {error}. {fix}.") from error
+        raise DataError(f"{path} cannot be read as arrays: {error}. {fix}.") from error
 
 
-def _of_arrays(path: Path, names: Iterable[str], get: Callable[[str], np.ndarray], wanted: Classes) -> Source:
-    """Return the splits of named arrays, which `get` reads."""
-    names = list(names)
+def _of_arrays(path: Path, arrays: Arrays, wanted: Classes) -> Source:
+    """Return the splits of arrays, by their names."""
     splits: dict[str, dict[str, str]] = {}
     for kind, words in WORDS.items():
-        for name in (name for word in words for name in names if word in _words(name)):
+        for name in (name for word in words for name in arrays if word in _words(name)):
             rest = [word for word in _words(name) if word not in words and word not in FORMATS]
             split = "_".join(rest).replace("t10k", "test") or TRAINING[0]
             if split in CALLED:
                 splits.setdefault(split, {}).setdefault(kind, name)
     splits = {split: kinds for split, kinds in splits.items() if "images" in kinds}
     if not splits:
-        shown = shortened(", ".join(map(repr, names)) or "none")
+        shown = shortened(", ".join(map(repr, arrays)) or "none")
         raise DataError(
             f"{path} has no array 'images', only {shown}. Save it again with images (n, H, W, C) uint8 and, where "
             "known, labels (n,) and class_names: np.savez(FILE, images=..., labels=...)."
         )
 
     def read(split: str) -> ImageSet:
+        names = splits[split] | {name: name for name in arrays if name == "class_names"}
         with _readable(path):
-            arrays = {kind: np.atleast_1d(get(name)) for kind, name in splits[split].items()}
-            if "class_names" in names:
-                arrays["class_names"] = np.atleast_1d(get("class_names"))
-        return select(_image_set(path, arrays), wanted)
+            found = {kind: np.atleast_1d(arrays[name]()) for kind, name in names.items()}
+        return select(_image_set(path, found), wanted)
 
     return Source(str(path), tuple(splits), read)
 
@@ -154,27 +160,3 @@ def _classes(path: Path, labels: np.ndarray | None) -> tuple[torch.Tensor | None
             f"{path}: the array 'labels', {labels.dtype} {labels.shape}, {error}. Save one class of each image: whole "
             "numbers or text of shape (n,), such as labels.argmax(1) for rows of zeros and one 1. Or leave it out."
         ) from error
-
-
-@register_source("a folder of STL-10's own files", matches=lambda text, path: (path / "train_X.bin").is_file())
-def stl10_binary(source: str, options: Decoding, wanted: Classes) -> Source:
-    """Open STL-10 as distributed: {train,test,unlabeled}_X.bin, {train,test}_y.bin, class_names.txt."""
-    path = Path(source).expanduser()
-    splits = tuple(name for name in ("train", "test", "unlabeled") if (path / f"{name}_X.bin").is_file())
-    listed = path / "class_names.txt"
-    names: tuple[str, ...] = ()
-    if listed.is_file():
-        names = tuple(listed.read_text(encoding="utf-8").split())
-
-    def read(split: str) -> ImageSet:
-        raw = np.fromfile(path / f"{split}_X.bin", np.uint8)
-        if len(raw) % (3 * 96 * 96):
-            raise DataError(f"{path / f'{split}_X.bin'} is truncated: {len(raw)} bytes are no multiple of 3 x 96 x 96.")
-        images = torch.from_numpy(raw).view(-1, 3, 96, 96).mT.contiguous()  # stored column by column
-        labelled = path / f"{split}_y.bin"
-        if not labelled.is_file():
-            return ImageSet("stl10", images, None, names)
-        labels = torch.from_numpy(np.fromfile(labelled, np.uint8).astype(np.int64)) - 1
-        return select(ImageSet("stl10", images, labels, names), wanted)
-
-    return Source(str(path), splits, read)

@@ -148,10 +148,7 @@ def image_folder(source: str, options: Decoding, wanted: Classes) -> Source:
             )
         called = [name for name in names if _without_number(name) in CALLED]
         if len(called) == 1 < len(names):
-            warn(
-                f"the folders of {path} are read as splits: {first_names(names)}. If they are classes, rename "
-                f"{called[0]!r}"
-            )
+            warn(f"{path}: folders are read as splits: {first_names(names)}. If they are classes, rename {called[0]!r}")
         empty = [name for name in part.empty if names and name in every]
         tables = [file for each in part.walk() for file in each.metadata] or tree.metadata
         return _read_folder(part, empty, options, wanted, beside, tables)

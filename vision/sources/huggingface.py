@@ -107,9 +107,7 @@ def parquet(source: str, options: Decoding, wanted: Classes) -> Source:
             raise DataError(f"{path} holds no row. Choose another file, or write it again if it should have rows.")
         for file, columns in loaded(failure, lambda: [(each, read_schema(each).names) for each in filled]):
             if twice := sorted({name for name in columns if columns.count(name) > 1}):
-                raise DataError(
-                    f"{file} has several columns of one name: {', '.join(twice)}. Rename or drop all but one."
-                )
+                raise DataError(f"{file} has several columns of one name: {', '.join(twice)}. Rename all but one.")
         table = loaded(failure, lambda: load_dataset("parquet", data_files={"train": filled}, split="train"))
         return from_table(path.stem, table, options, wanted)
 
@@ -135,9 +133,7 @@ def image_column(name: str, features: Mapping[str, Any], wanted: str | None) -> 
         )
     chosen = next((key for key in named if key in found), found[0])
     if len(found) > 1 and chosen not in named:
-        warn(
-            f"{name} has several columns of images: {', '.join(found)}. It reads {chosen!r}; for another set {SETTING}"
-        )
+        warn(f"{name} has several columns of images: {', '.join(found)}. It reads {chosen!r}. Or set {SETTING}")
     return chosen
 
 
@@ -162,10 +158,7 @@ def _no_images(column: str, feature: Any) -> str:
             f"{DECODE.format(column=column)} for base64."
         )
     if _is_list(feature) and _is_image(inner):
-        return (
-            f"The column {column!r} holds lists of images. Make a row of each image, or set "
-            f"another column by {SETTING}."
-        )
+        return f"The column {column!r} holds lists of images. Make a row of each image, or set {SETTING}."
     if _is_list(feature) or type(feature).__name__.startswith("Array"):
         return (
             f"The column {column!r} holds arrays. Store them as images ({CAST.format(column=column)} for lists), or "

@@ -73,9 +73,7 @@ def plain_label(value: Any) -> Any:
     if isinstance(value, Decimal):
         return float(value)
     if not isinstance(value, bool | int | float):
-        raise NoClassesError(
-            f"holds {type(value).__name__} values such as {str(value)[:40]}, not one class of each image"
-        )
+        raise NoClassesError(f"holds {type(value).__name__} values such as {str(value)[:40]}, no class of each image")
     return value
 
 
@@ -103,9 +101,7 @@ def labels_of(
         except NoClassesError as error:
             problem = f"{name}: the column {column!r} {error}"
             if wanted is not None:
-                raise DataError(
-                    f"{problem}. Set vision.data.label_column to a column of classes, or remove it."
-                ) from error
+                raise DataError(f"{problem}. Set vision.data.label_column to one of classes, or remove it.") from error
             warn(f"{problem}. It is not read. For labels, set vision.data.label_column to a column of classes")
             continue
         if labels is not None:

@@ -109,33 +109,22 @@ def _choices(inside: str) -> list[str]:
 def _read(source: str, paths: list[Path], options: Decoding) -> ImageSet:
     with ThreadPoolExecutor(max_workers=8) as pool:
         indices = list(pool.map(index_of, paths))
-    samples = [
-        (path, modified, Sample(*sample))
-        for path, (modified, found, _) in zip(paths, indices, strict=True)
-        for sample in found
-    ]
+    samples: list[tuple[Path, int, Sample]] = []
+    for path, (modified, found, _) in zip(paths, indices, strict=True):
+        samples += [(path, modified, Sample(*sample)) for sample in found]
     if not samples:
         raise DataError(f"there are no images in the {counted(len(paths), 'shard')} of {source}.")
     if options.length is not None and options.length > len(samples):
-        raise DataError(
-            f"vision.data.length: {source} has {counted(len(samples), 'image')}, fewer than {options.length}."
-        )
+        raise DataError(f"vision.data.length: {options.length} is more than the {len(samples)} images of {source}.")
     bounds = torch.tensor([0, *accumulate(len(found) for _, found, _ in indices)])
     samples = samples[: options.length]
     told = [sample.label for *_, sample in samples]
     labels, names, _ = labels_of(source, ["label"], lambda _: told, None)
     left_out = [each for _, _, others in indices for each in others]
     warn_of_left_out(source, left_out)
-    return decode_all(
-        source,
-        [f"{path}: {sample.name}" for path, _, sample in samples],
-        lambda i: read_sample(*samples[i]),
-        labels,
-        names,
-        options,
-        left_out,
-        Stream(bounds, options.buffer, forward=False),
-    )
+    items = [f"{path}: {sample.name}" for path, _, sample in samples]
+    stream = Stream(bounds, options.buffer, forward=False)
+    return decode_all(source, items, lambda i: read_sample(*samples[i]), labels, names, options, left_out, stream)
 
 
 def read_sample(path: Path, modified: int, sample: Sample) -> bytes:
