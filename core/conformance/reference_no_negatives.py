@@ -38,15 +38,9 @@ def sinkhorn(scores: Sequence[Sequence[float]], epsilon: float, iterations: int)
 
 
 def swav(
-    case: Case,
-    *,
-    prototypes: int,
-    temperature: float,
-    epsilon: float,
-    iterations: int,
-    dim: int | None = None,
+    case: Case, *, prototypes: int, temperature: float, epsilon: float, iterations: int, dim: int | None = None,
     codes: str = "crop",
-) -> Number:
+) -> Number:  # fmt: skip
     """Caron et al. 2020: an anchor's softmax over the prototypes predicts the codes of its positives, pairs alike."""
     centres = [unit(v) for v in case.parameters["prototypes"]]
     assert len(centres) == prototypes
@@ -77,15 +71,9 @@ def _deviations(rows: Sequence[Vector]) -> list[Vector]:
 
 
 def vicreg(
-    case: Case,
-    *,
-    invariance: float,
-    variance: float,
-    covariance: float,
-    gamma: float,
-    epsilon: float,
+    case: Case, *, invariance: float, variance: float, covariance: float, gamma: float, epsilon: float,
     reduction: str = "mean",
-) -> Number:
+) -> Number:  # fmt: skip
     """Bardes et al. 2022, Eqs. 1-6, distances over d as in Algorithm 1; of V views, twice the mean of c.
 
     The variance term is the mean over the views, or for reduction=sum twice the mean.
@@ -153,7 +141,8 @@ def distance_polarization(case: Case, *, delta_pos: float, delta_neg: float, red
 def singular_values(columns: Sequence[Vector]) -> Vector:
     """Singular values, the roots of the eigenvalues of the products of columns."""
     table = torch.stack(list(columns))
-    return torch.linalg.eigvalsh(table @ table.T).sqrt()
+    roots: Vector = torch.linalg.eigvalsh(table @ table.T).sqrt()
+    return roots
 
 
 def low_dimensional_reconstruction(

@@ -201,7 +201,6 @@ def row_statistics(
     counts: Tensor,
     bound: float | None = None,
     symmetric: bool = False,
-    tile: int | None = None,
     first: int = 0,
     embeddings: tuple[Tensor, Tensor] | None = None,
 ) -> dict[AnyStatistic, Tensor]:
@@ -211,7 +210,6 @@ def row_statistics(
         excluded: (A, E) columns to leave out of each row, padded with -1.
         counts: (A,) number of columns that take part in each row.
         symmetric: x is y, and j is excluded for i exactly if i is for j.
-        tile: rows and columns of a tile. If it is given, kernels are not used.
         first: columns before it take part in no row.
     """
     if first:
@@ -226,7 +224,7 @@ def row_statistics(
     matrix = MatrixPass(x, y, excluded, symmetric, (), (), (), embeddings)
     rest = list(dict.fromkeys(statistics))
     results: dict[AnyStatistic, Tensor] = {}
-    in_kernels = supported(rest, x) if tile is None else []
+    in_kernels = supported(rest, x)
     if in_kernels:
         problem = matrix.with_statistics(in_kernels, bound)
         found = _in_kernels(problem)
@@ -235,7 +233,7 @@ def row_statistics(
             rest = [each for each in rest if each not in results]
     if rest:
         problem = matrix.with_statistics(rest, bound)
-        results |= problem.finish(tiled(problem, tile), counts)
+        results |= problem.finish(tiled(problem), counts)
     if first:
         for extreme in [each for each in results if isinstance(each, Extreme)]:
             index = results[extreme]

@@ -168,9 +168,11 @@ class Rows:
             return values
         return torch.where(mask, values, fill)
 
-    def _anchor_weights(self) -> Tensor | None:
-        """Return the weights of the anchors, (A,): w, or the sum of w over the positives of an anchor."""
-        if self._weights is None or self._weights.ndim == 1:
+    def _anchor_weights(self) -> Tensor:
+        """Return the weights of the anchors, (A,): 1, w, or the sum of w over the positives of an anchor."""
+        if self._weights is None:
+            return self.x.new_ones(len(self.x))
+        if self._weights.ndim == 1:
             return self._weights
         return self.only_positives(self._weights, 0.0).sum(1)
 
@@ -182,13 +184,11 @@ class Rows:
         Args:
             values: (A,).
         """
-        mask, weights = self.pairs.positive_mask, self._anchor_weights()
+        mask = self.pairs.positive_mask
         if mask is None:
             return self.mean_over_all(values)
         has = mask.any(1)
-        if weights is None:
-            weights = torch.ones_like(values)
-        return _weighted_mean(torch.where(has, values, 0.0), torch.where(has, weights, 0.0))
+        return _weighted_mean(torch.where(has, values, 0.0), torch.where(has, self._anchor_weights(), 0.0))
 
     def mean_over_pairs(self, values: Tensor) -> Tensor:
         """Average over all pairs of an anchor and a positive, of all ranks, (). Each pair counts by its weight.
@@ -211,12 +211,10 @@ class Rows:
         Args:
             values: (A,), or (A, K) with as many columns on every rank.
         """
-        weights = self._anchor_weights()
-        if weights is None and world_size() == 1:
+        if self._weights is None and world_size() == 1:
             return values.mean()
-        if weights is None:
-            weights = torch.ones_like(values)
-        return _weighted_mean(values, weights)
+        values = values.transpose(0, -1)  # (A,) or (K, A)
+        return _weighted_mean(values, self._anchor_weights().expand_as(values))
 
     def log_mean_exp(self, logs: Tensor, counts: Tensor) -> Tensor:
         """Return log( sum_i w_i e^{logs_i} / sum_i w_i counts_i ) over all anchors of all ranks, ().
@@ -228,8 +226,6 @@ class Rows:
             counts: (A,), >= 0.
         """
         weights = self._anchor_weights()
-        if weights is None:
-            weights = torch.ones_like(logs)
         counts = counts * weights
         used = counts > 0
         some = all_sum(counts.sum()) > 0
@@ -242,9 +238,8 @@ class Rows:
         Args:
             values: (A,).
         """
-        weights = self._anchor_weights()
-        if weights is not None:
-            values = values * weights
+        if self._weights is not None:
+            values = values * self._anchor_weights()
         return all_sum(values.sum())
 
 

@@ -71,10 +71,9 @@ class MatrixPass:
         return [slice(start, stop) for start, stop in pairwise(stops)]
 
 
-def tiled(problem: MatrixPass, side: int | None = None) -> tuple[Tensor, ...]:
-    """Return (sums (N, A), shifts (S, A), indices (A,) ...), with gradient. `side` is that of a tile."""
-    if side is None:
-        side = TILE if problem.x.device.type == "cpu" else 8 * TILE
+def tiled(problem: MatrixPass) -> tuple[Tensor, ...]:
+    """Return (sums (N, A), shifts (S, A), indices (A,) ...), with gradient."""
+    side = TILE if problem.x.device.type == "cpu" else 8 * TILE
     found: tuple[Tensor, ...] = _Tiles.apply(problem.x, problem.y, problem, side)  # type: ignore[no-untyped-call]
     return found
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import dipole
-from dipole import DataError, DipoleError, OptionError, Pairs, PairsError, evaluation
-from dipole.core.objectives.encoded_batch import EncodedBatch
+from dipole import DataError, DipoleError, EncodedBatch, OptionError, Pairs, PairsError, evaluation
 from tests.runs import refused
 
 B, D = 6, 4

@@ -9,8 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import dipole
-from dipole import ConfigError, OptionError, Pairs, PairsError, SpecError
-from dipole.core.utils.errors import CheckpointError
+from dipole import CheckpointError, ConfigError, OptionError, Pairs, PairsError, SpecError
 from tests.ranks import from_ranks
 from tests.runs import Counts, refused
 

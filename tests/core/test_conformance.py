@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import dipole
+from dipole import Objective
 from dipole.core.conformance.kit import CHECKS, all_subjects, check_objective, parametrize_with_checks
 from dipole.core.objectives import tiles
-from dipole.core.objectives.objective import Objective
 from dipole.core.objectives.registry import registry
 from dipole.core.objectives.spec import parse
 

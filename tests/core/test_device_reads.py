@@ -15,11 +15,6 @@ from dipole.core.objectives.registry import registry
 from dipole.core.train import update
 from tests.device_reads import META, WaitError, no_cuda_waits, no_reads
 
-# Not by attribute: some of these names are functions of the package as well.
-checks_module, blocks_module, indices_module, supcon_module = (
-    importlib.import_module(f"dipole.core.objectives.{name}")
-    for name in ("checks", "losses.blocks", "indices", "losses.supcon")
-)
 B, D = 6, 4
 Rows = Callable[..., Tensor]
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
@@ -132,7 +127,8 @@ def test_without_reading_the_values_are_the_same(text, every, monkeypatch):
         return found
 
     read = values()
-    for module in (checks_module, blocks_module, indices_module, supcon_module):
+    for name in ("checks", "losses.blocks", "indices", "losses.supcon"):
+        module = importlib.import_module(f"dipole.core.objectives.{name}")
         monkeypatch.setattr(module, "reads_at_once", lambda x: False)
     torch.testing.assert_close(values(), read, rtol=1e-12, atol=1e-13)
 

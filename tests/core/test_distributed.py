@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import Replicate, distribute_tensor, init_device_mesh
 
 import dipole
-from dipole import Composite, LogSumExp, Objective, Pairs, PairsError, Rows
-from dipole.core.objectives.encoded_batch import EncodedBatch
+from dipole import Composite, EncodedBatch, LogSumExp, Objective, Pairs, PairsError, Rows
 from dipole.core.objectives.registry import registry
 from tests.ranks import from_ranks
 

@@ -225,10 +225,10 @@ def layout(request):
     return x, y, excluded, False, {"own exclusions": 0, "first": 5, "first of its own": 6, "last of its own": 9}[kind]
 
 
-def statistics_of(layout, x, y, wanted, tile):
+def statistics_of(layout, x, y, wanted):
     _, _, excluded, symmetric, first = layout
     counts = torch.tensor([len(columns) for columns in allowed(layout)])
-    more = {"counts": counts, "bound": 1.0, "symmetric": symmetric, "tile": tile, "first": first}
+    more = {"counts": counts, "bound": 1.0, "symmetric": symmetric, "first": first}
     return row_statistics(x, y, excluded, wanted, **more).values()
 
 
@@ -238,10 +238,11 @@ def allowed(layout):
     return [[j for j in range(first, len(y)) if j not in banned] for banned in excluded.tolist()]
 
 
-def test_extremes_and_counts(layout):
+def test_extremes_and_counts(layout, monkeypatch):
+    monkeypatch.setattr(tiles, "TILE", 4)
     x, y, *_ = layout
     wanted = [Extreme(), Extreme(largest=False), Count(-0.2, 0.4), LogSumExp(3.0)]
-    most, least, count, _ = statistics_of(layout, x, y, wanted, 4)
+    most, least, count, _ = statistics_of(layout, x, y, wanted)
     s = x @ y.T
     for i, columns in enumerate(allowed(layout)):
         assert most[i] == max(columns, key=lambda j: s[i, j], default=-1)
@@ -249,11 +250,12 @@ def test_extremes_and_counts(layout):
         assert count[i] == sum(-0.2 < s[i, j] < 0.4 for j in columns)
 
 
-def test_unbounded_similarities_use_a_running_maximum():
+def test_unbounded_similarities_use_a_running_maximum(monkeypatch):
+    monkeypatch.setattr(tiles, "TILE", 16)
     x = 30 * torch.randn(40, 6, dtype=torch.double, generator=torch.Generator().manual_seed(0))
     own = torch.arange(40).unsqueeze(1)
     counts = torch.full((40,), 39)
-    found = row_statistics(x, x, own, [LogSumExp(1.0)], counts=counts, symmetric=True, tile=16)[LogSumExp(1.0)]
+    found = row_statistics(x, x, own, [LogSumExp(1.0)], counts=counts, symmetric=True)[LogSumExp(1.0)]
     s = (x @ x.T).fill_diagonal_(-math.inf)
     torch.testing.assert_close(found, s.logsumexp(1), rtol=1e-12, atol=0)
     assert s.max() > 1000
@@ -327,6 +329,7 @@ STATISTICS = {
 
 @pytest.mark.parametrize(("tile", "cached"), [(3, True), (4, False), (64, True)])
 def test_statistics_and_gradients_equal_loops(layout, tile, cached, monkeypatch):
+    monkeypatch.setattr(tiles, "TILE", tile)
     monkeypatch.setattr(tiles, "CACHE_BYTES", 1 << 20 if cached else 0)
     x = layout[0].clone().requires_grad_()
     y = x if layout[1] is layout[0] else layout[1].clone().requires_grad_()
@@ -335,7 +338,7 @@ def test_statistics_and_gradients_equal_loops(layout, tile, cached, monkeypatch)
     # Where unit vectors meet themselves, the pole is theirs alone.
     alone = y is x and all(i not in columns for i, columns in rows)
     wanted = [statistic for statistic in STATISTICS if alone or statistic != POLE]
-    found = statistics_of(layout, x, y, wanted, tile)
+    found = statistics_of(layout, x, y, wanted)
     upstream = torch.randn(len(wanted), len(rows), dtype=torch.double, generator=torch.Generator().manual_seed(7))
     for statistic, values, weights in zip(wanted, found, upstream, strict=True):
         value = values[[i for i, _ in rows]]

@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import dipole
-from dipole import OptionError, Pairs
+from dipole import EncodedBatch, OptionError, Pairs
 from dipole.core.objectives import similarity, tiles
-from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.registry import registry
 from dipole.core.objectives.regularizers.cllr import reconstruction, shrink_columns, shrink_spectrum, survives_above
 from dipole.core.objectives.spec import parse
