@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from dipole.core.objectives import spec
 from dipole.core.objectives.gather import Input, all_gather_pairs
 from dipole.core.objectives.lazy import LazyModule
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import entry_of, registry, timed
 from dipole.core.objectives.similarity import Similarity, full_precision, normalize
-from dipole.core.objectives.spec import Term, caret, check_whole, format_terms, numbered, parse, remember_options
 from dipole.core.objectives.statistics import AnyStatistic
 from dipole.core.objectives.term_values import (
     NO_NEGATIVES,
@@ -86,7 +86,7 @@ class Objective(LazyModule):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "__init__" in cls.__dict__:
-            cls.__init__ = remember_options(cls.__init__)  # type: ignore[method-assign]
+            cls.__init__ = spec.remember_options(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(self, similarity: str | None = None) -> None:
         super().__init__()
@@ -321,14 +321,14 @@ class Objective(LazyModule):
         """Return whether this is a base objective, which needs positives, and not a regularizer."""
         return registry.name_of(type(self)) is None or entry_of(self).kind == "objective"
 
-    def term(self, weight: float | None = None) -> Term:
+    def term(self, weight: float | None = None) -> spec.Term:
         """Return this objective as a term of the grammar, with its given options.
 
         Args:
             weight: the weight to write, >= 0. None writes no weight.
         """
         given: dict[str, Any] = self.__dict__.get("given", {})
-        return Term(self.registered_name(), tuple(given.items()), weight)
+        return spec.Term(self.registered_name(), tuple(given.items()), weight)
 
 
 class Composite(nn.Module):
@@ -355,7 +355,7 @@ class Composite(nn.Module):
             raise OptionError(f"Composite needs a weight for each of {len(terms)} terms, got {len(weights)}.")
         self.terms = nn.ModuleList(terms)
         self.weights = list(weights or [entry_of(term).weight for term in terms])
-        self.names = numbered([term.registered_name() for term in terms])
+        self.names = spec.numbered([term.registered_name() for term in terms])
 
     def __iter__(self) -> Iterator[tuple[str, float, Objective]]:
         for name, weight, term in zip(self.names, self.weights, self.terms, strict=True):
@@ -363,7 +363,8 @@ class Composite(nn.Module):
             yield name, weight, term
 
     def __str__(self) -> str:
-        return format_terms([term.term(None if weight == 1 and term.is_base() else weight) for _, weight, term in self])
+        terms = [term.term(None if weight == 1 and term.is_base() else weight) for _, weight, term in self]
+        return spec.format_terms(terms)
 
     def build(self, dim: int, features: int | None = None) -> "Composite":
         """Create all parameters for embeddings of width `dim`. Call it before you build the optimizer.
@@ -379,7 +380,7 @@ class Composite(nn.Module):
             PairsError: a term already has parameters of another width.
             OptionError: `dim` is not an integer >= 1, or the parameters would not fit into memory.
         """
-        check_whole("dim", dim)
+        spec.check_whole("dim", dim)
         for _, _, term in self:
             term.build(features if features is not None and term.on_features else dim)
         return self
@@ -470,28 +471,27 @@ def objective(text: str, dim: int | None = None) -> Composite:
         OptionError: `dim` is not an integer >= 1, or parameters of that width would not fit into memory.
     """
     terms, weights = [], []
-    for term in parse(text):
-        name_span = term.name_start, term.name_start + len(term.name)
+    for term in spec.parse(text):
+        start, end = term.name_start, term.name_start + len(term.name)
         try:
             entry = registry.get(term.name)
-        except SpecError as error:
-            raise SpecError(f"{error}\n{caret(text, *name_span)}") from None
-        if entry.kind == "diagnostic":
-            others = ", ".join(each.name for each in registry.entries() if each.kind != "diagnostic")
-            raise SpecError(
-                f"{entry.name!r} is a diagnostic: it measures and has no gradient. Objectives and regularizers: "
-                f"{others}.\n{caret(text, *name_span)}"
-            )
-        try:
+            if entry.kind == "diagnostic":
+                others = ", ".join(each.name for each in registry.entries() if each.kind != "diagnostic")
+                raise SpecError(
+                    f"{entry.name!r} is a diagnostic: it measures and has no gradient. Objectives and regularizers: "
+                    f"{others}."
+                )
+            weight = entry.weight if term.weight is None else term.weight
+            if not 0 <= weight <= spec.LARGEST_NUMBER:
+                start, end = term.start, term.name_start
+                most = f"at most {spec.LARGEST_NUMBER:g}, got {weight:g}"
+                raise SpecError(f"the weight of {entry.name} must be >= 0 and {most}.")
             terms.append(entry.target(**dict(term.options)))
-        except OptionError as error:
-            spans = dict(zip(dict(term.options), term.option_spans, strict=True))
-            span = spans.get(error.option, (term.name_start, term.end))
-            raise SpecError(f"{error}\n{caret(text, *span)}") from None
-        weight = entry.weight if term.weight is None else term.weight
-        if weight < 0:
-            said = f"the weight of {entry.name} must be >= 0, got {weight:g}."
-            raise SpecError(f"{said}\n{caret(text, term.start, term.name_start)}")
+        except (SpecError, OptionError) as error:
+            if isinstance(error, OptionError):
+                spans = dict(zip(dict(term.options), term.option_spans, strict=True))
+                start, end = spans.get(error.option, (term.name_start, term.end))
+            raise SpecError(f"{error}\n{spec.caret(text, start, end)}") from None
         weights.append(weight)
     composite = Composite(terms, weights)
     if dim is not None:

@@ -167,7 +167,7 @@ class _Reader:
 
     def number(self, text: str, start: int, end: int) -> float:
         number = float(text)
-        if abs(number) > LARGEST_NUMBER:
+        if math.isinf(number):
             raise self.error(f"the number {shortened(text)} is too large", start, end)
         return number
 
