@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 
 from dipole.benchmarks.report.table import markdown
-from dipole.benchmarks.statistics import CONFIDENCE, estimates, holm
+from dipole.benchmarks.statistics import CONFIDENCE, aggregates, holm
 from dipole.benchmarks.statistics.differences import of_pairs
 from dipole.core.cli.parser import positive
 from dipole.core.evaluation.intervals import Array, interquartile_mean
@@ -112,7 +112,7 @@ def _by_seed(rows: Array, base: Array) -> Iterator[tuple[dict[int, float], dict[
 
 
 def _gain(row: Array, base: Array) -> Bounds:
-    return estimates.relative_gains(row, base, (0,) * row.shape[-2]).bounds()
+    return aggregates.relative_gains(row, base, (0,) * row.shape[-2]).bounds()
 
 
 def _gain_of_other_seeds(row: Array, base: Array) -> Bounds:
@@ -121,8 +121,8 @@ def _gain_of_other_seeds(row: Array, base: Array) -> Bounds:
 
 
 def _wins(row: Array, base: Array) -> Bounds:
-    found = estimates.probabilities_of_improvement(row, base, (0,) * row.shape[-2])
-    return estimates.binomial_bounds(*found)
+    found = aggregates.probabilities_of_improvement(row, base, (0,) * row.shape[-2])
+    return aggregates.binomial_bounds(*found)
 
 
 def _true_wins(row: Array, base: Array) -> float:
@@ -136,7 +136,7 @@ INTERVALS: Mapping[str, tuple[Callable[[Array, Array], Bounds], Callable[[Array,
     "relative gain, common seeds": (_gain, lambda row, base: GAIN / LEVEL),
     "relative gain, other seeds": (_gain_of_other_seeds, lambda row, base: GAIN / LEVEL),
     "interquartile mean": (
-        lambda row, base: estimates.interquartile_means(row, (0,)).bounds(),
+        lambda row, base: aggregates.interquartile_means(row, (0,)).bounds(),
         lambda row, base: interquartile_mean(row),
     ),
     "probability of improvement": (_wins, _true_wins),

@@ -14,9 +14,8 @@ from dipole.benchmarks.claims.published import PrintedCell
 from dipole.benchmarks.manifest import CellEntry, ColumnEntry
 from dipole.benchmarks.run.reference import START, Reckoned, kind_of, reckon
 from dipole.benchmarks.statistics import LEVEL, detectable, seeds_needed
-from dipole.benchmarks.suite import Job, Sized
+from dipole.benchmarks.suite import Job, Sized, without_none
 from dipole.benchmarks.suite_results import SuiteResults
-from dipole.benchmarks.written_out import without_none
 from dipole.core.record import RunRecord
 from dipole.core.train.config import RunConfig
 from dipole.core.train.domains import adapter_class

@@ -14,10 +14,11 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import Field, ValidationError
 
@@ -27,7 +28,7 @@ from dipole.core.record import AddedResult, Part, RunRecord, schema_problem
 from dipole.core.train.identity import values_hash
 from dipole.core.utils.errors import ConfigError, ReceivedError, RecordError
 from dipole.core.utils.files import atomic_write, disk_refusing, is_file
-from dipole.core.utils.received import parse_json, read_lines
+from dipole.core.utils.received import parse_json, read_json, read_lines
 
 SUFFIX = ".jsonl"
 VERSION = 1
@@ -41,6 +42,8 @@ OWN = ("name", "objective", "seed")
 """Fields of a configuration that its record repeats."""
 BETWEEN = re.compile(r", (?=[\w-]+(?:\.[\w-]+)+=)")
 """The separator in the list of settings by which a suite was changed."""
+MOST_POINTS = 160
+"""Points of a curve that a picture shows."""
 Index = Annotated[int, Field(ge=0)]
 
 
@@ -367,3 +370,63 @@ def _name(record: RunRecord) -> str:
 
 def _fingerprint(record: RunRecord) -> str:
     return str(record.data.get("fingerprint"))
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The places of the files of each run: in its folder, or a run of a results file, by its name.
+
+    `folder` is the folder of all other runs.
+    """
+
+    folders: dict[str, Path] = field(default_factory=dict)
+    stored: dict[str, StoredRun] = field(default_factory=dict)
+    folder: Path = Path("runs")
+
+    def place(self, run: str) -> Path:
+        """Return the folder of a run. It need not exist."""
+        return self.folders.get(run, self.folder / run)
+
+    def curves(self, run: str, names: Iterable[str]) -> dict[str, Curve]:
+        """Return the curves of metrics.jsonl that exist."""
+        if (found := self.stored.get(run)) is not None:
+            return {name: found.curves[name] for name in names if name in found.curves}
+        return read_curves(self.place(run) / "metrics.jsonl", names)
+
+    def points(self, run: str) -> Any:
+        """Return the content of points.json, or None if it is missing or damaged."""
+        if run in self.stored:
+            return self.stored[run].points
+        try:
+            return read_json(self.place(run) / "points.json")
+        except ReceivedError:
+            return None
+
+
+def read_curves(path: Path, names: Iterable[str]) -> dict[str, Curve]:
+    """Read the curves of the named quantities, without damaged lines and values that are no numbers."""
+    marks = {name: json.dumps(name).encode() for name in names}
+    points: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    with suppress(ReceivedError):  # from an unreadable line on, the file is ignored
+        for raw in read_lines(path):
+            if not any(mark in raw for mark in marks.values()):
+                continue
+            try:
+                line = parse_json(raw)
+            except ValueError:
+                continue
+            if isinstance(line, dict) and _is_number(step := line.get("step")):
+                for name in marks:
+                    if _is_number(value := line.get(name)):
+                        points[name].append((float(step), float(value)))
+    curves = {}
+    for name, found in points.items():
+        every = -(-len(found) // MOST_POINTS)
+        kept = [p for i, p in enumerate(found) if i % every == 0 or i == len(found) - 1]
+        curves[name] = Curve(tuple(step for step, _ in kept), tuple(value for _, value in kept))
+    return curves
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    # A float from 1e999 on is infinite, an integer of that size fits no float.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300

@@ -1,17 +1,22 @@
-"""A chart, and what all chart types share: style of series, long labels in lines, Altair itself.
+"""A chart, what all chart types share (style of series, long labels in lines), and charts as pictures and files.
 
 Colours are names of the page's style sheet (`var(--c0)`), so one picture serves light, dark and print.
 """
 
+import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
+from html import escape
+from importlib.resources import files
 from math import isfinite
 from textwrap import wrap
 from typing import Any
 
 from dipole.benchmarks.report.table import Cell, ReportTable, count_cell, number_cell
+from dipole.core.utils.cache import kept_json
 from dipole.core.utils.extras import needing
 from dipole.core.utils.text import printable
 
@@ -33,6 +38,27 @@ CHOICE: dict[str, Any] = {
 """The selection that a click in the legend makes, over the layer of this name. Altair would copy all layers for it."""
 NAMED = 12
 """So many values are read out in a description."""
+# The widths of its letters are those that vl-convert measures with, so no label is cut in a browser.
+FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+AXIS = {
+    "labelColor": TEXT, "titleColor": TEXT, "gridColor": "var(--line)", "tickColor": SOFT, "domainColor": SOFT,
+    "labelFontSize": 11.5, "titleFontSize": 12.5, "titleFontWeight": "normal", "labelLimit": 0, "titleLimit": 0,
+    "labelFlush": False, "aria": False,
+}  # fmt: skip
+LEGEND = {
+    "labelColor": TEXT, "titleColor": TEXT, "labelFontSize": 11.5, "labelLimit": 0, "orient": "bottom", "title": None,
+    "symbolStrokeWidth": 2, "symbolOpacity": 1, "symbolSize": 60, "aria": False,
+}  # fmt: skip
+CONFIG: dict[str, Any] = {
+    "background": None,
+    "font": FONT,
+    "view": {"stroke": None},
+    "axis": AXIS,
+    "legend": LEGEND,
+    "title": {"color": TEXT, "anchor": "start", "fontSize": 13, "limit": WIDTH},
+    "mark": {"aria": False},
+}
 
 Rows = list[dict[str, Any]]
 
@@ -233,3 +259,52 @@ def _cell(value: str | float | None) -> Cell:
     if isinstance(value, str):
         return Cell(value)
     return count_cell(value) if isinstance(value, int) else number_cell(value)
+
+
+def to_svg(spec: Mapping[str, Any]) -> str:
+    """Return a spec as SVG, with the page's names of colours. Raise ConfigError if vl-convert is not installed."""
+    svg: str = _converter().vegalite_to_svg({**spec, "config": CONFIG})
+    return svg
+
+
+def to_files(chart: Chart) -> dict[str, str | bytes]:
+    """Return a chart as files by suffix: SVG, PDF and Vega-Lite spec, in the light colours, with its title."""
+    title = re.sub("[\U00010000-\U0010ffff]", "?", printable(chart.title))  # vl-convert fails if it cuts one in two
+    titled = {**chart.spec, "title": title}
+    svg = with_colours(to_svg(titled), light())
+    about = f"<title>{escape(title)}</title><desc>{escape(chart.description)}</desc>"
+    svg = re.sub(r"(<svg[^>]*>)", lambda m: m[1] + about, svg, count=1)
+    written = json.dumps({"$schema": SCHEMA, **titled, "config": CONFIG}, indent=1, allow_nan=False)
+    return {".svg": svg, ".pdf": _converter().svg_to_pdf(svg), ".vl.json": _coloured(written, light())}
+
+
+def with_colours(svg: str, colours: Mapping[str, str]) -> str:
+    """Replace names of colours by the colours, on a white ground."""
+    found = _coloured(svg, colours)
+    return re.sub(r"(<svg[^>]*>)", r'\1<rect width="100%" height="100%" fill="#ffffff"/>', found, count=1)
+
+
+def _coloured(text: str, colours: Mapping[str, str]) -> str:
+    return re.sub(r"var\(--([a-z0-9]+)\)", lambda m: colours[m[1]], text)
+
+
+@cache
+def light() -> Mapping[str, str]:
+    """Return the colours that the style sheet has for paper."""
+    sheet = files("dipole.benchmarks").joinpath("templates", "report.css").read_text(encoding="utf-8")
+    return dict(re.findall(r"--([a-z0-9]+): (#[0-9a-f]{6})", sheet.partition("}")[0]))
+
+
+@cache
+def runtime() -> str:
+    """Return Vega, Vega-Lite and Vega-Embed (BSD-3-Clause) as one script, for the page."""
+    converter = _converter()
+    release = hashlib.sha256(converter.__version__.encode()).hexdigest()
+    bundle: str = kept_json("vega", release[:16], converter.javascript_bundle)  # which takes two seconds
+    return bundle.replace("</script", "<\\/script")
+
+
+def _converter() -> Any:
+    with needing("report", "a chart"):
+        import vl_convert
+    return vl_convert

@@ -11,8 +11,7 @@ from dipole.benchmarks.manifest import ColumnEntry
 from dipole.benchmarks.report.chart import NAMED, first_of
 from dipole.benchmarks.report.contents import Picture, ends, pictured
 from dipole.benchmarks.report.curve_charts import Line, line_chart
-from dipole.benchmarks.report.rank_charts import rank_charts
-from dipole.benchmarks.report.ranking import Rank
+from dipole.benchmarks.report.ranking import Rank, rank_charts
 from dipole.benchmarks.report.row_charts import ChartRow, Tile, heat_map, interval_chart
 from dipole.benchmarks.report.tables import NOTHING
 from dipole.benchmarks.report.training_charts import (
@@ -27,7 +26,7 @@ from dipole.benchmarks.report.training_charts import (
     models_of,
     training_pictures,
 )
-from dipole.benchmarks.run_files import RunFiles
+from dipole.benchmarks.results_file import RunFiles
 from dipole.benchmarks.statistics import Interval, number, summarize
 from dipole.benchmarks.suite_results import SuiteResults, curves_on
 from dipole.core.record import RunRecord

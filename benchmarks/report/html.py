@@ -9,7 +9,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from dipole.benchmarks.report import drawing
+from dipole.benchmarks.report import chart
 from dipole.benchmarks.report.contents import Picture, Report, Section, drawn_at_once
 from dipole.benchmarks.report.tables import DETECTABLE
 from dipole.core.utils.extras import needing
@@ -36,7 +36,7 @@ def to_pages(report: Report, name: str) -> dict[str, str]:
     others = [section for section in report.sections if not section.is_suite]
     found = {f"{name}.html": _page(report, others, f"{name}/{{}}.html".format)}
     if any(section.pictures for section in suites):
-        found[f"{name}/{RUNTIME}"] = drawing.runtime()
+        found[f"{name}/{RUNTIME}"] = chart.runtime()
     for section in suites:
         page = replace(report, title=section.title, sections=[section], facts={}, machines="", summary="")
         found[f"{name}/{section.id}.html"] = _page(page, [section], "{}.html".format, f"../{name}.html")
@@ -51,8 +51,8 @@ def _page(report: Report, sections: Sequence[Section], link: Callable[[str], str
     has_charts = any(section.pictures for section in sections)
     style, script = _template("report.css"), _template("report.js")
     if has_charts:
-        config = f"const CHART_CONFIG = {json.dumps(drawing.CONFIG)};"
-        script = "\n".join(([] if index else [drawing.runtime()]) + [config, script, _template("charts.js")])
+        config = f"const CHART_CONFIG = {json.dumps(chart.CONFIG)};"
+        script = "\n".join(([] if index else [chart.runtime()]) + [config, script, _template("charts.js")])
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment = Environment(
         loader=PackageLoader("dipole.benchmarks", "templates"),
@@ -94,7 +94,7 @@ def _drawn(picture: Picture, is_now: bool) -> str:
     label = f'role="img" aria-label="{name}"'
     drawn = f'<div class="drawn" {label}></div>'
     if is_now:
-        drawn = f'<div class="drawn">{drawing.to_svg(spec).replace("<svg ", f"<svg {label} ", 1)}</div>'
+        drawn = f'<div class="drawn">{chart.to_svg(spec).replace("<svg ", f"<svg {label} ", 1)}</div>'
     return f"{drawn}<template>{data}</template>"
 
 

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 from dipole.benchmarks.report.contents import Picture, pictured
 from dipole.benchmarks.report.curve_charts import scatter_chart
 from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable
-from dipole.benchmarks.sweep.summary import SearchSummary, TrialLine
+from dipole.benchmarks.sweep.study import SearchSummary, TrialLine
 from dipole.core.record import RunRecord
 from dipole.core.utils.text import counted
 

@@ -15,7 +15,7 @@ from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_COMPARED, NOT
 from dipole.benchmarks.report.claim_tables import mark_of
 from dipole.benchmarks.report.ranking import Rank, level_of
 from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, count_cell, detectable_cell, number_cell
-from dipole.benchmarks.run_files import RunFiles
+from dipole.benchmarks.results_file import RunFiles
 from dipole.benchmarks.run_records import Problem
 from dipole.benchmarks.statistics import Interval, Summary, iqm_interval, number, probability_of_improvement, summarize
 from dipole.benchmarks.suite_results import CellResult, SuiteResults

@@ -6,15 +6,14 @@ from pathlib import Path
 
 from dipole.benchmarks.claims.judge import JudgedClaim
 from dipole.benchmarks.report import charts, claim_tables, findings, overview, ranking, searches, tables
-from dipole.benchmarks.report.chart import Chart
+from dipole.benchmarks.report.chart import Chart, to_files
 from dipole.benchmarks.report.contents import Report, Section
-from dipole.benchmarks.report.drawing import to_files
 from dipole.benchmarks.report.html import to_html, to_pages
 from dipole.benchmarks.report.table import escaped, to_csv, to_latex
 from dipole.benchmarks.report.table import to_markdown as table_to_markdown
-from dipole.benchmarks.run_files import RunFiles
+from dipole.benchmarks.results_file import RunFiles
 from dipole.benchmarks.suite_results import Gathered, SuiteResults, gather
-from dipole.benchmarks.sweep.summary import read_summaries
+from dipole.benchmarks.sweep.study import read_summaries
 from dipole.core.record import RunRecord, now
 from dipole.core.utils.errors import ConfigError, RecordError
 from dipole.core.utils.files import atomic_write, disk_refusing

@@ -10,8 +10,7 @@ from typing import Any, Literal
 from dipole.benchmarks.manifest import read_manifests, write_manifest
 from dipole.benchmarks.plan import Estimator, Time, faults, make_plan, missing_data
 from dipole.benchmarks.results_file import SHIPPED_NAME, StoredSuite, known_runs, merged, shipped_runs, stored_overrides
-from dipole.benchmarks.run.engine import Engine, EngineTask, TaskResult
-from dipole.benchmarks.run.local_engine import LocalEngine, PoolEngine
+from dipole.benchmarks.run.engine import Engine, EngineTask, LocalEngine, PoolEngine, TaskResult
 from dipole.benchmarks.run.reference import basis
 from dipole.benchmarks.run.terminal import (
     SuiteSummary,

@@ -5,7 +5,7 @@
 The table has processor seconds of one thread, which depend little on other work of the machine. Every entry is the
 difference of a short run and one three times as long. `runs` are the first run of every recipe in each suite's small
 scale. `steps` are the encoders and image sizes of the suites, in batches of two sizes, on data that come with
-scikit-learn and Python. Their time is divided by the operations that `work.py` counts.
+scikit-learn and Python. Their time is divided by the operations that `work_of` counts.
 """
 
 import argparse
@@ -21,8 +21,7 @@ from typing import Any
 
 import torch
 
-from dipole.benchmarks.run.reference import TABLE, kind_of, measure_pace
-from dipole.benchmarks.run.work import work_of
+from dipole.benchmarks.run.reference import TABLE, kind_of, measure_pace, work_of
 from dipole.benchmarks.suite import Job, read_suite, suites
 from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import train

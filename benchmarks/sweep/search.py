@@ -12,20 +12,18 @@ from statistics import fmean, stdev
 from typing import Any
 
 from dipole.benchmarks.run.bench import EngineName, make_engine, make_runs_folder, run_jobs
-from dipole.benchmarks.run.engine import Engine, EngineTask, TaskResult
-from dipole.benchmarks.run.local_engine import LocalEngine, visible_gpus
+from dipole.benchmarks.run.engine import Engine, EngineTask, LocalEngine, TaskResult, visible_gpus
 from dipole.benchmarks.run.terminal import consoles, say
 from dipole.benchmarks.run.worker import ask_to_stop
 from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import Job
 from dipole.benchmarks.sweep.space import Dimension, Value, corners, read_space, settings
-from dipole.benchmarks.sweep.study import Study
-from dipole.benchmarks.sweep.summary import SWEEPS, SearchSummary, TrialLine, path_of, write_summary
+from dipole.benchmarks.sweep.study import SWEEPS, SearchSummary, Study, TrialLine, path_of
 from dipole.core.record import read_record
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load_recipe
 from dipole.core.utils.errors import ConfigError, nearest
-from dipole.core.utils.files import disk_refusing
+from dipole.core.utils.files import atomic_write, disk_refusing
 from dipole.core.utils.machine import processors
 from dipole.core.utils.text import counted
 
@@ -227,7 +225,7 @@ class _Search:
                 space=[str(each) for each in self.space], trials=lines, importance=study.importance(),
                 best=best and best.number, winner=winner,
             )  # fmt: skip
-            write_summary(self._runs, summary)
+            atomic_write(path_of(self._runs, self.name), summary.model_dump_json(indent=1))
 
 
 def _metrics(path: Path) -> Iterable[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The trials of a search in one SQLite file, shared by processes, machines and restarts."""
+"""The trials of a search: one SQLite file, shared by processes, machines and restarts, and a summary for the report."""
 
 import hashlib
 import json
@@ -7,14 +7,55 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from filelock import FileLock
+from pydantic import Field
 
+from dipole.benchmarks.run_records import Problem, read_parts
 from dipole.benchmarks.sweep.space import Dimension, Value
+from dipole.core.record import Number, Part
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.extras import needing
 from dipole.core.utils.process import is_locked
+
+SWEEPS = ".sweeps"
+"""Folder of the searches inside a runs folder."""
+
+
+class TrialLine(Part):
+    """One trial: its values, its run, how it ended, and its metric on the validation part."""
+
+    number: int
+    state: Literal["complete", "pruned", "fail", "running"]
+    values: dict[str, float | int | bool | str]
+    value: Number
+    run: str
+
+
+class SearchSummary(Part):
+    """A search: its space, its trials, the importance of keys, and the winner's runs on the test part."""
+
+    name: str
+    recipe: str
+    metric: str
+    maximize: bool
+    space: list[str]
+    trials: list[TrialLine]
+    importance: dict[str, float] = Field(default_factory=dict)
+    best: int | None = None
+    winner: list[str] = Field(default_factory=list)
+
+
+def path_of(runs: Path, name: str) -> Path:
+    return runs / SWEEPS / f"{name}.json"
+
+
+def read_summaries(runs: Path) -> tuple[list[SearchSummary], list[Problem]]:
+    """Return the searches of a runs folder, and a problem for each unreadable file."""
+    found, problems = read_parts(runs / SWEEPS, SearchSummary, "the search")
+    return list(found.values()), problems
+
 
 BUSY = 120.0
 """Seconds that a process waits for another one's write."""

@@ -9,9 +9,8 @@ from functools import cache
 
 from dipole.benchmarks.manifest import RowEntry
 from dipole.benchmarks.report import findings
-from dipole.benchmarks.report.chart import Chart
+from dipole.benchmarks.report.chart import Chart, light, to_svg, with_colours
 from dipole.benchmarks.report.contents import Report, Section
-from dipole.benchmarks.report.drawing import light, to_svg, with_colours
 from dipole.benchmarks.report.html import to_pages
 from dipole.benchmarks.report.table import Cell, ReportTable, escaped, to_markdown
 from dipole.benchmarks.report.tables import results_table

@@ -19,10 +19,17 @@ from dipole.benchmarks import commands
 from dipole.benchmarks.report.table import Cell, ReportTable
 from dipole.benchmarks.run import bench
 from dipole.benchmarks.run import engine as engines
-from dipole.benchmarks.run.engine import EngineTask, environment_for, log_of, run_worker
-from dipole.benchmarks.run.job_lock import locked
-from dipole.benchmarks.run.local_engine import LocalEngine, PoolEngine, visible_gpus
+from dipole.benchmarks.run.engine import (
+    EngineTask,
+    LocalEngine,
+    PoolEngine,
+    environment_for,
+    log_of,
+    run_worker,
+    visible_gpus,
+)
 from dipole.benchmarks.run.terminal import print_table
+from dipole.benchmarks.run.worker import locked
 from dipole.benchmarks.run_records import BENCH, read_records
 from dipole.core.cli import main
 from dipole.core.utils.errors import ConfigError

@@ -12,16 +12,15 @@ import pytest
 from scipy import stats
 
 from dipole.benchmarks.manifest import ColumnEntry
-from dipole.benchmarks.report import charts, contents, drawing
-from dipole.benchmarks.report.chart import NARROW, short
+from dipole.benchmarks.report import charts, contents
+from dipole.benchmarks.report.chart import NARROW, short, to_files, to_svg
 from dipole.benchmarks.report.charts import pictures
 from dipole.benchmarks.report.curve_charts import Line, doubles, equal_scales, histogram, line_chart, scatter_chart
 from dipole.benchmarks.report.row_charts import ChartRow, Tile, heat_map, interval_chart, rank_chart
 from dipole.benchmarks.report.table import Cell, ReportTable, to_csv, to_latex, to_markdown
 from dipole.benchmarks.report.training_charts import Group, mean_line, paths
 from dipole.benchmarks.report.write import make_report, write_report
-from dipole.benchmarks.results_file import Curve
-from dipole.benchmarks.run_files import RunFiles
+from dipole.benchmarks.results_file import Curve, RunFiles
 from dipole.benchmarks.statistics import number
 
 altair = pytest.importorskip("altair")
@@ -44,13 +43,13 @@ def test_every_kind_is_valid_and_uses_named_colours(chart):
     spec = chart.spec
     altair.Chart.from_dict(spec, validate=True)
     assert spec["description"].startswith(chart.title)
-    svg = drawing.to_svg(spec)
+    svg = to_svg(spec)
     if chart.table is None:  # a map has colours of its own
         assert not re.findall(r'(?:fill|stroke)="(?:#|rgb|black|white)', svg)
     assert "NaN" not in json.dumps(spec)
     for text in (chart.x_label, chart.y_label):
         assert not text or f">{text}<" in svg
-    found = drawing.to_files(chart)
+    found = to_files(chart)
     assert "var(" not in found[".svg"]
     assert f">{chart.title}<" in found[".svg"]
     assert found[".pdf"].startswith(b"%PDF-")
@@ -62,14 +61,14 @@ def test_charts_of_little_or_nothing(values):
     chart = line_chart(60 * "a\U0001f419", "x", "y", [Line("l", list(range(len(values))), values)])
     assert (chart is not None) == any(v == v for v in values)
     if chart is not None:
-        assert "NaN" not in drawing.to_files(chart)[".svg"]
+        assert "NaN" not in to_files(chart)[".svg"]
     intervals = interval_chart("t", "x", [ChartRow("a", v, nan, nan) for v in values])
     assert (intervals is not None) == any(v == v for v in values)
 
 
 def test_points_and_lengths_follow_the_axes():
     """A histogram over 0 to 1: the corner at one half is in the middle of the axis, its height the axis' top."""
-    svg = drawing.to_svg(ONE_OF_EACH[1].spec)
+    svg = to_svg(ONE_OF_EACH[1].spec)
     width, height = NARROW
     (outline,) = re.findall(r'<path[^>]* d="(M[^"]+)"[^>]*stroke="var\(--c0\)"', svg)
     assert outline.startswith(f"M0,0L{width / 2:g},0L{width / 2:g},{height}")
@@ -80,14 +79,14 @@ def test_points_and_lengths_follow_the_axes():
 
 
 def test_missing_values_interrupt_lines_and_intervals_show_their_reference():
-    svg = drawing.to_svg(line_chart("t", "x", "y", [Line("l", [0, 1, 2, 3, 4], [1, 2, nan, 2, 1])]).spec)
+    svg = to_svg(line_chart("t", "x", "y", [Line("l", [0, 1, 2, 3, 4], [1, 2, nan, 2, 1])]).spec)
     (path,) = re.findall(r'<path[^>]* d="(M[^"]+)"[^>]*stroke="var\(--c0\)"', svg)
     assert path.count("M") == 2
     long = line_chart("t", "x", "y", [Line("l", range(40), [nan if i in (16, 18) else 1.0 for i in range(40)])])
     assert {row["x"] for row in long.rows if row["marker"]} == {*range(0, 40, 4), 17, 39}
     # One estimate of 0.75 against one half: the line at one half is inside the picture, left of the marker.
     chart = interval_chart("t", "x", [ChartRow("a", 0.75, nan, nan)], reference=0.5)
-    svg = drawing.to_svg({**chart.spec, "width": 300})
+    svg = to_svg({**chart.spec, "width": 300})
     (rule,) = re.findall(r'<line[^>]*translate\(([0-9.]+),0\)"[^>]*stroke="var\(--soft\)" stroke-width="1.5"', svg)
     (marker,) = re.findall(r'<path[^>]*translate\(([0-9.]+),[^>]*fill="var\(--c0\)"', svg)
     assert 0 <= float(rule) < float(marker) <= 300
@@ -98,7 +97,7 @@ def test_doubling_values_get_a_logarithmic_axis():
     assert not doubles([1, 2, 3, 4])
     assert not doubles([0, 1, 2, 4, 8])
     assert not doubles(range(1, 21))
-    svg = drawing.to_svg(line_chart("t", "x", "y", [Line("l", [16, 32, 64, 128], [1, 2, 3, 4])]).spec)
+    svg = to_svg(line_chart("t", "x", "y", [Line("l", [16, 32, 64, 128], [1, 2, 3, 4])]).spec)
     at = [float(x) for x in re.findall(r'<path[^>]*translate\(([0-9.]+),[^>]*fill="var\(--c0\)"', svg)]
     width = NARROW[0]
     assert at == pytest.approx([0, width / 3, 2 * width / 3, width], abs=0.01)
@@ -115,7 +114,7 @@ def test_series_differ_in_colour_and_marker_and_long_names_keep_every_line():
     for channel in ("color", "shape"):
         scale = (spec["encoding"] | points["encoding"])[channel]["scale"]
         assert (scale["domain"], len(set(scale["range"]))) == (names, 8)
-    svg = drawing.to_svg(spec)
+    svg = to_svg(spec)
     for i in range(8):
         assert f"a_long_option_of_number={i})" in re.sub(r"</tspan><tspan[^>]*>", "", svg)
 
@@ -285,7 +284,7 @@ def test_names_of_rows_are_not_clipped_in_a_wider_font(letter, kind):
         for child in node:
             walk(child, x)
 
-    walk(ElementTree.fromstring(drawing.to_svg(chart.spec)), 0.0)
+    walk(ElementTree.fromstring(to_svg(chart.spec)), 0.0)
     assert set(labels) <= left.keys()
     assert min(left[each] for each in labels) >= 0
 

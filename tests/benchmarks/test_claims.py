@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from dipole.benchmarks.claims import printed_numbers, published, verdicts
+from dipole.benchmarks.claims import published, verdicts
 from dipole.benchmarks.claims.claim_specs import ClaimPart
 from dipole.benchmarks.claims.explain import deciding, reach, why
 from dipole.benchmarks.claims.judge import judge_claim
@@ -357,9 +357,7 @@ def test_a_printed_number_is_judged_by_its_margin_on_both_sides(shift, verdict):
     """Welch against 75 +- 0.2 of five trials: inside the point, across it, outside of it."""
     noise = np.random.default_rng(0).normal(size=6)
     ours = 75 + shift + 0.3 * (noise - noise.mean()) / noise.std(ddof=1)
-    found = printed_numbers.compare_printed(
-        published.PrintedCell(75.0, 0.2), 5, summarize(ours.tolist()), "accuracy %", True
-    )
+    found = verdicts.compare_printed(published.PrintedCell(75.0, 0.2), 5, summarize(ours.tolist()), "accuracy %", True)
     parts = np.array([0.3**2 / 6, 0.2**2 / 5])
     df = parts.sum() ** 2 / (parts**2 / [5, 4]).sum()
     half = stats.t.ppf(0.975, df) * np.sqrt(parts.sum())

@@ -15,13 +15,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dipole.benchmarks.run import job_lock
+from dipole.benchmarks.run import worker
 from dipole.benchmarks.run.bench import make_engine
-from dipole.benchmarks.run.engine import EngineTask, log_of
-from dipole.benchmarks.run.job_lock import TakenError, is_held, locked
-from dipole.benchmarks.run.local_engine import LocalEngine, PoolEngine
+from dipole.benchmarks.run.engine import EngineTask, LocalEngine, PoolEngine, log_of
 from dipole.benchmarks.run.ray_engine import RayEngine, on_node, pack, unpack
 from dipole.benchmarks.run.slurm_engine import SlurmEngine
+from dipole.benchmarks.run.worker import TakenError, is_held, locked
 from dipole.benchmarks.run_records import BENCH, read_records
 from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import train
@@ -216,7 +215,7 @@ def test_a_lock_excludes_others_until_given_back(tmp_path):
 def test_a_killed_owner_frees_its_lock_at_once_whatever_goes_on_beside_it(tmp_path):
     """A pid may be reused, and what the owner had started may outlive it: neither is the owner."""
     script = (
-        "import subprocess, sys; from pathlib import Path; from dipole.benchmarks.run.job_lock import locked\n"
+        "import subprocess, sys; from pathlib import Path; from dipole.benchmarks.run.worker import locked\n"
         "sleep = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
         "with locked(Path(sys.argv[1]), 'job'):\n"
         "    print(subprocess.Popen(sleep, stdout=subprocess.DEVNULL).pid, flush=True); sys.stdin.read(1)\n"
@@ -240,7 +239,7 @@ def test_a_killed_owner_frees_its_lock_at_once_whatever_goes_on_beside_it(tmp_pa
 
 
 def test_renewal_keeps_a_lock_fresh(tmp_path, monkeypatch):
-    monkeypatch.setattr(job_lock, "RENEW_EVERY", 0.05)
+    monkeypatch.setattr(worker, "RENEW_EVERY", 0.05)
     with locked(tmp_path, "job"):
         path = tmp_path / "job.json"
         os.utime(path, (1, 1))
@@ -249,9 +248,9 @@ def test_renewal_keeps_a_lock_fresh(tmp_path, monkeypatch):
 
 OWNERS = {  # what differs from this process, seconds since the last renewal, and whether the lock is held
     "another container under the same host name": ({"namespace": "pid:[1]", "pid": 1}, 0, True),
-    "container, stale": ({"namespace": "pid:[1]", "pid": 1}, job_lock.STALE_AFTER + 5, False),
+    "container, stale": ({"namespace": "pid:[1]", "pid": 1}, worker.STALE_AFTER + 5, False),
     "host": ({"host": "elsewhere", "pid": 1}, 0, True),
-    "host, stale": ({"host": "elsewhere", "pid": 1}, job_lock.STALE_AFTER + 5, False),
+    "host, stale": ({"host": "elsewhere", "pid": 1}, worker.STALE_AFTER + 5, False),
     "dated in the future": ({"host": "elsewhere", "pid": 1}, -1e9, False),
     "another machine of this name, which lives": ({"boot": "another"}, 0, True),
     "before the last boot": ({"boot": "another"}, time.time() - psutil.boot_time() + 60, False),
@@ -275,7 +274,7 @@ def test_a_process_that_shares_no_lock_is_believed_as_long_as_it_can_live(tmp_pa
 )
 def test_a_worker_in_a_name_space_of_its_own_is_seen_and_missed(tmp_path):
     script = (
-        "import sys, time; from pathlib import Path; from dipole.benchmarks.run.job_lock import locked\n"
+        "import sys, time; from pathlib import Path; from dipole.benchmarks.run.worker import locked\n"
         "with locked(Path(sys.argv[1]), 'job'):\n    print('held', flush=True); time.sleep(60)"
     )
     command = ["unshare", "-p", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c", script, str(tmp_path)]
@@ -288,6 +287,6 @@ def test_a_worker_in_a_name_space_of_its_own_is_seen_and_missed(tmp_path):
             pass
         other.kill()
     assert is_held(path)
-    os.utime(path, (time.time() - job_lock.STALE_AFTER - 1,) * 2)
+    os.utime(path, (time.time() - worker.STALE_AFTER - 1,) * 2)
     with locked(tmp_path, "job"):
         pass

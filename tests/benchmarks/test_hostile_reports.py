@@ -17,7 +17,7 @@ from dipole.benchmarks.report.html import to_html
 from dipole.benchmarks.report.write import make_report, to_markdown, write_report
 from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import read_suite, suites
-from dipole.benchmarks.sweep.summary import read_summaries
+from dipole.benchmarks.sweep.study import read_summaries
 from dipole.core.train.recipe import read_recipe
 from dipole.core.utils.errors import DipoleError
 from tests.benchmarks.conftest import JOB, damaged

@@ -10,13 +10,20 @@ import pytest
 from scipy import stats
 
 from dipole.benchmarks import papers as page
-from dipole.benchmarks.claims import printed_numbers, published
+from dipole.benchmarks.claims import published, verdicts
 from dipole.benchmarks.claims.explain import why
 from dipole.benchmarks.claims.judge import judge_claim
-from dipole.benchmarks.claims.printed_numbers import compare_printed
 from dipole.benchmarks.claims.protocol import deviations, differs, facts_of, leaves, papers, protocol_differences
 from dipole.benchmarks.claims.published import Claim, PrintedCell
-from dipole.benchmarks.claims.verdicts import DIFFERS, NO_DATA, NO_TEST, NOT_COMPARED, NOT_DECIDABLE, UNDECIDED
+from dipole.benchmarks.claims.verdicts import (
+    DIFFERS,
+    NO_DATA,
+    NO_TEST,
+    NOT_COMPARED,
+    NOT_DECIDABLE,
+    UNDECIDED,
+    compare_printed,
+)
 from dipole.benchmarks.plan import faults
 from dipole.benchmarks.report import findings, overview, tables
 from dipole.benchmarks.report.ranking import ranks
@@ -47,11 +54,11 @@ def test_published_tables_hold_the_known_cells():
     with pytest.raises(DataError, match="lmcl-table4"):
         published.table("lmcl-tabel4")
     assert published.table("lmcl-table5").find("SAC") is None
-    assert printed_numbers.margin("accuracy %", 80) == 1
-    assert printed_numbers.margin("GPU seconds per iteration", 2.0) == pytest.approx(0.2)
-    assert all(printed_numbers.margin(t.metric, 1.0) > 0 for t in published.tables().values())
+    assert verdicts.margin("accuracy %", 80) == 1
+    assert verdicts.margin("GPU seconds per iteration", 2.0) == pytest.approx(0.2)
+    assert all(verdicts.margin(t.metric, 1.0) > 0 for t in published.tables().values())
     with pytest.raises(DataError):
-        printed_numbers.margin("bananas", 1)
+        verdicts.margin("bananas", 1)
 
 
 def test_exchanged_columns_missing_rows_and_other_protocols():
@@ -124,11 +131,11 @@ def test_verdicts_beside_printed_numbers_are_one_family():
     error, df = parts.sum() ** 0.5, parts.sum() ** 2 / (parts**2 / [3, 4]).sum()
     tails = [stats.t.sf((alone[0].difference + bound) / error, df) for bound in (-1, 1)]
     assert alone[0].p == pytest.approx(2 * sum(tails))
-    assert printed_numbers.as_family(alone[:1]) == alone[:1]
+    assert verdicts.as_family(alone[:1]) == alone[:1]
     most = int(0.05 / alone[0].p)
-    kept = printed_numbers.as_family([alone[0], *[alone[1]] * (most - 1), None])
+    kept = verdicts.as_family([alone[0], *[alone[1]] * (most - 1), None])
     assert (kept[0].verdict, kept[-1]) == (DIFFERS, None)
-    lost = printed_numbers.as_family([alone[0], *[alone[1]] * most])
+    lost = verdicts.as_family([alone[0], *[alone[1]] * most])
     assert lost[0].verdict == UNDECIDED
     assert ", differs alone (p = " in lost[0].basis
 

@@ -15,13 +15,12 @@ import pytest
 
 from dipole.benchmarks.claims import published
 from dipole.benchmarks.manifest import write_manifest
-from dipole.benchmarks.report import charts, claim_tables, findings, overview, rank_charts, tables
+from dipole.benchmarks.report import charts, claim_tables, findings, overview, ranking, tables
 from dipole.benchmarks.report.findings import empty_columns
 from dipole.benchmarks.report.ranking import ranks
 from dipole.benchmarks.report.table import to_csv
 from dipole.benchmarks.report.write import make_report, write_report
-from dipole.benchmarks.results_file import Curve
-from dipole.benchmarks.run_files import read_curves
+from dipole.benchmarks.results_file import Curve, read_curves
 from dipole.benchmarks.run_records import is_done, read_records
 from dipole.benchmarks.statistics import power
 from dipole.benchmarks.suite_results import SuiteResults
@@ -260,7 +259,7 @@ def test_a_study_says_which_gain_over_all_columns_holds_and_the_ranking_counts_w
     found = {rank.label: rank for rank in ranks(results)}
     assert all(rank.better + rank.worse == decided.count(label) for label, rank in found.items())
     # Five data sets: the critical difference has the ranks of the table, ties included.
-    chart = rank_charts.rank_charts(results, [[column] for column in results.manifest.columns])[0].chart
+    chart = ranking.rank_charts(results, [[column] for column in results.manifest.columns])[0].chart
     assert {row["label"]: row["x"] for row in chart.rows} == {name: rank.of_means for name, rank in found.items()}
 
 

@@ -11,9 +11,8 @@ import pytest
 from scipy import integrate, stats
 
 from dipole.benchmarks import coverage
-from dipole.benchmarks.critical import critical_difference, performance_profile
-from dipole.benchmarks.report.ranking import rank_objectives
-from dipole.benchmarks.statistics import Summary, differences, estimates, summarize
+from dipole.benchmarks.report.ranking import critical_difference, performance_profile, rank_objectives
+from dipole.benchmarks.statistics import Summary, aggregates, differences, summarize
 from dipole.benchmarks.statistics.aggregates import iqm_interval, probability_of_improvement, relative_gain
 from dipole.benchmarks.statistics.differences import difference, holm, of_pairs, of_summaries, paired, wilcoxon
 from dipole.benchmarks.statistics.power import detectable, power, seeds_needed
@@ -366,8 +365,8 @@ def test_ranking_by_hand_with_tasks_and_means_that_are_missing_or_equal():
     generator = np.random.default_rng(2)
     x, b = generator.normal(5, 1, (2, 6)), generator.normal(4, 1, (2, 6))
     x[1, 5:] = nan
-    found = estimates.relative_gains(x, b, ("a", "b"))
-    alone = [estimates.relative_gains(*(s[t : t + 1, : 6 - t] for s in (x, b)), ("a",)) for t in range(2)]
+    found = aggregates.relative_gains(x, b, ("a", "b"))
+    alone = [aggregates.relative_gains(*(s[t : t + 1, : 6 - t] for s in (x, b)), ("a",)) for t in range(2)]
     assert found.value == pytest.approx(np.mean([each.value for each in alone]))
     assert found.variance == pytest.approx(sum(each.variance for each in alone) / 4)
 

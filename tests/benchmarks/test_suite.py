@@ -13,10 +13,9 @@ from dipole.benchmarks.plan import Estimator, make_plan
 from dipole.benchmarks.report import findings
 from dipole.benchmarks.report.charts import pictures
 from dipole.benchmarks.report.tables import beside_table
-from dipole.benchmarks.run.reference import START
+from dipole.benchmarks.results_file import RunFiles
+from dipole.benchmarks.run.reference import START, work_of
 from dipole.benchmarks.run.terminal import print_plan, reporter
-from dipole.benchmarks.run.work import work_of
-from dipole.benchmarks.run_files import RunFiles
 from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.statistics import power
 from dipole.benchmarks.suite import read_suite, suites

@@ -9,15 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from dipole.benchmarks.report.write import make_report
-from dipole.benchmarks.run.engine import EngineTask
-from dipole.benchmarks.run.local_engine import LocalEngine
+from dipole.benchmarks.run.engine import EngineTask, LocalEngine
 from dipole.benchmarks.run.worker import ask_to_stop
 from dipole.benchmarks.suite import Job
 from dipole.benchmarks.sweep import search
 from dipole.benchmarks.sweep.search import sweep
 from dipole.benchmarks.sweep.space import Dimension, corners, read_space, settings
-from dipole.benchmarks.sweep.study import Study
-from dipole.benchmarks.sweep.summary import SWEEPS, SearchSummary, read_summaries
+from dipole.benchmarks.sweep.study import SWEEPS, SearchSummary, Study, read_summaries
 from dipole.core.record import read_part, read_record
 from dipole.core.train.recipe import load_recipe
 from dipole.core.utils.errors import ConfigError

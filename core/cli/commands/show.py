@@ -76,7 +76,7 @@ def _texts(name: str, expand: bool) -> dict[str, tuple[Path, str]]:
     if "suite" not in found:
         raise ConfigError(f"--expand needs a suite, and {name!r} is none.{nearest(name, files['suite'])}")
     # The package that declares the folder of suites writes out their grids.
-    written_out = import_module(f"{points('suites')[0].module}.written_out").written_out
+    written_out = import_module(f"{points('suites')[0].module}.suite").written_out
     return {"suite": (found["suite"], written_out(found["suite"]))}
 
 
