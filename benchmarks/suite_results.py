@@ -17,7 +17,15 @@ from dipole.benchmarks.claims import published
 from dipole.benchmarks.claims.judge import JudgedClaim, judge_claims
 from dipole.benchmarks.claims.protocol import protocol_differences
 from dipole.benchmarks.claims.verdicts import PrintedComparison, as_family, compare_printed
-from dipole.benchmarks.manifest import ColumnEntry, Manifest, RowEntry, read_manifests
+from dipole.benchmarks.manifest import (
+    Collection,
+    ColumnEntry,
+    Manifest,
+    Problem,
+    RowEntry,
+    read_manifests,
+    read_records,
+)
 from dipole.benchmarks.results_file import (
     RunFiles,
     StoredRun,
@@ -28,7 +36,6 @@ from dipole.benchmarks.results_file import (
     results_files,
     strangers,
 )
-from dipole.benchmarks.run_records import Collection, Problem, read_records
 from dipole.benchmarks.statistics import LEVEL, PairedTest, Summary, detectable_by, difference, holm, summarize
 from dipole.benchmarks.suite import marked
 from dipole.core.record import RunRecord

@@ -9,10 +9,9 @@ from statistics import fmean
 
 from dipole.benchmarks.manifest import ColumnEntry
 from dipole.benchmarks.report.chart import NAMED, first_of
+from dipole.benchmarks.report.chart_types import ChartRow, Line, Tile, heat_map, interval_chart, line_chart
 from dipole.benchmarks.report.contents import Picture, ends, pictured
-from dipole.benchmarks.report.curve_charts import Line, line_chart
 from dipole.benchmarks.report.ranking import Rank, rank_charts
-from dipole.benchmarks.report.row_charts import ChartRow, Tile, heat_map, interval_chart
 from dipole.benchmarks.report.tables import NOTHING
 from dipole.benchmarks.report.training_charts import (
     LOSS,

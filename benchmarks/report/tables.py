@@ -12,11 +12,11 @@ from statistics import fmean
 from dipole.benchmarks.claims import published
 from dipole.benchmarks.claims.published import PrintedCell
 from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_COMPARED, NOT_DECIDABLE, UNDECIDED
+from dipole.benchmarks.manifest import Problem
 from dipole.benchmarks.report.claim_tables import mark_of
 from dipole.benchmarks.report.ranking import Rank, level_of
 from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, count_cell, detectable_cell, number_cell
 from dipole.benchmarks.results_file import RunFiles
-from dipole.benchmarks.run_records import Problem
 from dipole.benchmarks.statistics import Interval, Summary, iqm_interval, number, probability_of_improvement, summarize
 from dipole.benchmarks.suite_results import CellResult, SuiteResults
 from dipole.core.record import RunRecord

@@ -18,9 +18,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from dipole.benchmarks.manifest import BENCH, is_done
 from dipole.benchmarks.run import worker
 from dipole.benchmarks.run.worker import is_held
-from dipole.benchmarks.run_records import BENCH, is_done
 from dipole.core.record import now
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.files import check_own, why

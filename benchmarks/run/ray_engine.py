@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from dipole.benchmarks.manifest import BENCH, is_done
 from dipole.benchmarks.run.engine import Engine, EngineTask, TaskResult, environment_for, failed, run_worker
-from dipole.benchmarks.run_records import BENCH, is_done
 from dipole.core.utils.extras import needing
 from dipole.core.utils.machine import processors
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dipole.benchmarks.manifest import BENCH
 from dipole.benchmarks.run.engine import (
     RETRY_HELD_AFTER,
     Engine,
@@ -18,7 +19,6 @@ from dipole.benchmarks.run.engine import (
     failed,
     run_worker,
 )
-from dipole.benchmarks.run_records import BENCH
 from dipole.core.utils.errors import ConfigError, nearest
 from dipole.core.utils.extras import needing
 

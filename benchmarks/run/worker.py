@@ -29,7 +29,7 @@ from typing import Any
 import psutil
 from filelock import FileLock, Timeout
 
-from dipole.benchmarks.run_records import BENCH, is_done
+from dipole.benchmarks.manifest import BENCH, is_done
 from dipole.core.utils.files import atomic_write, remove_scratch
 from dipole.core.utils.process import LONGEST_OWNER, describe_self, is_gone, is_locked
 from dipole.core.utils.received import read_text

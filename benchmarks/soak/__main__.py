@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 from safetensors.numpy import load_file
 
-from dipole.benchmarks.run_records import BENCH, read_records
+from dipole.benchmarks.manifest import BENCH, read_records
 from dipole.core.train.metrics import read_metrics
 from dipole.core.utils.text import text_table
 

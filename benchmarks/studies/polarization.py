@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from dipole.benchmarks.report.chart import Chart, to_files
-from dipole.benchmarks.report.curve_charts import Line, line_chart
+from dipole.benchmarks.report.chart_types import Line, line_chart
 from dipole.benchmarks.report.table import markdown
 from dipole.benchmarks.statistics import PairedTest, difference, holm, summarize
 from dipole.benchmarks.studies.common import load, save

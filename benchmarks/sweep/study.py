@@ -12,7 +12,7 @@ from typing import Any, Literal
 from filelock import FileLock
 from pydantic import Field
 
-from dipole.benchmarks.run_records import Problem, read_parts
+from dipole.benchmarks.manifest import Problem, read_parts
 from dipole.benchmarks.sweep.space import Dimension, Value
 from dipole.core.record import Number, Part
 from dipole.core.utils.errors import ConfigError

@@ -9,9 +9,16 @@ import numpy as np
 import pytest
 
 from dipole.benchmarks.claims import published
-from dipole.benchmarks.manifest import CellEntry, ColumnEntry, JobEntry, Manifest, RowEntry, write_manifest
+from dipole.benchmarks.manifest import (
+    CellEntry,
+    ColumnEntry,
+    JobEntry,
+    Manifest,
+    RowEntry,
+    read_records,
+    write_manifest,
+)
 from dipole.benchmarks.run.engine import Engine, run_here
-from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite_results import SuiteResults
 from dipole.core.record import Hardware, Histogram, RunRecord, write_record
 from dipole.core.train.config import toml_text

@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from dipole.benchmarks import commands
+from dipole.benchmarks.manifest import BENCH, read_records
 from dipole.benchmarks.report.table import Cell, ReportTable
 from dipole.benchmarks.run import bench
 from dipole.benchmarks.run import engine as engines
@@ -30,7 +31,6 @@ from dipole.benchmarks.run.engine import (
 )
 from dipole.benchmarks.run.terminal import print_table
 from dipole.benchmarks.run.worker import locked
-from dipole.benchmarks.run_records import BENCH, read_records
 from dipole.core.cli import main
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.machine import processors

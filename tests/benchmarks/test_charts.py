@@ -14,9 +14,20 @@ from scipy import stats
 from dipole.benchmarks.manifest import ColumnEntry
 from dipole.benchmarks.report import charts, contents
 from dipole.benchmarks.report.chart import NARROW, short, to_files, to_svg
+from dipole.benchmarks.report.chart_types import (
+    ChartRow,
+    Line,
+    Tile,
+    doubles,
+    equal_scales,
+    heat_map,
+    histogram,
+    interval_chart,
+    line_chart,
+    rank_chart,
+    scatter_chart,
+)
 from dipole.benchmarks.report.charts import pictures
-from dipole.benchmarks.report.curve_charts import Line, doubles, equal_scales, histogram, line_chart, scatter_chart
-from dipole.benchmarks.report.row_charts import ChartRow, Tile, heat_map, interval_chart, rank_chart
 from dipole.benchmarks.report.table import Cell, ReportTable, to_csv, to_latex, to_markdown
 from dipole.benchmarks.report.training_charts import Group, mean_line, paths
 from dipole.benchmarks.report.write import make_report, write_report

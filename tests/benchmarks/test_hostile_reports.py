@@ -12,10 +12,9 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given
 
-from dipole.benchmarks.manifest import read_manifests
+from dipole.benchmarks.manifest import read_manifests, read_records
 from dipole.benchmarks.report.html import to_html
 from dipole.benchmarks.report.write import make_report, to_markdown, write_report
-from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import read_suite, suites
 from dipole.benchmarks.sweep.study import read_summaries
 from dipole.core.train.recipe import read_recipe

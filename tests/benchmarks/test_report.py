@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 
 from dipole.benchmarks.claims import published
-from dipole.benchmarks.manifest import write_manifest
+from dipole.benchmarks.manifest import is_done, read_records, write_manifest
 from dipole.benchmarks.report import charts, claim_tables, findings, overview, ranking, tables
 from dipole.benchmarks.report.findings import empty_columns
 from dipole.benchmarks.report.ranking import ranks
 from dipole.benchmarks.report.table import to_csv
 from dipole.benchmarks.report.write import make_report, write_report
 from dipole.benchmarks.results_file import Curve, read_curves
-from dipole.benchmarks.run_records import is_done, read_records
 from dipole.benchmarks.statistics import power
 from dipole.benchmarks.suite_results import SuiteResults
 from dipole.core.record import read_record

@@ -8,7 +8,7 @@ from rich.console import Console
 from scipy import stats
 
 from dipole.benchmarks.claims import published
-from dipole.benchmarks.manifest import read_manifests, write_manifest
+from dipole.benchmarks.manifest import read_manifests, read_records, write_manifest
 from dipole.benchmarks.plan import Estimator, make_plan
 from dipole.benchmarks.report import findings
 from dipole.benchmarks.report.charts import pictures
@@ -16,7 +16,6 @@ from dipole.benchmarks.report.tables import beside_table
 from dipole.benchmarks.results_file import RunFiles
 from dipole.benchmarks.run.reference import START, work_of
 from dipole.benchmarks.run.terminal import print_plan, reporter
-from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.statistics import power
 from dipole.benchmarks.suite import read_suite, suites
 from dipole.benchmarks.suite_results import SuiteResults

@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from runs import assert_same_bits, change, dipole, done, refused, told, wait_for
 
-from dipole.benchmarks.run_records import read_records
+from dipole.benchmarks.manifest import read_records
 from dipole.core.cli import app as cli
 from dipole.core.cli.app import broken_plugins
 from dipole.core.cli.commands import doctor

@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import normalize
 
 from dipole import objective
-from dipole.benchmarks.run_records import read_records
+from dipole.benchmarks.manifest import read_records
 from dipole.benchmarks.suite import read_suite
 from dipole.benchmarks.suite_results import SuiteResults
 from dipole.core.cli import main
