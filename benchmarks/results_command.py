@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from dipole.benchmarks.manifest import Manifest
@@ -15,7 +15,6 @@ from dipole.benchmarks.results_file import (
     merged,
     read_results_file,
     some_files,
-    strangers,
     write_results_file,
 )
 from dipole.benchmarks.suite_results import Gathered, gather
@@ -64,15 +63,13 @@ def add(places: Sequence[Path], to: Path, replaces: bool = False) -> list[Added]
         ]
         names = {manifest.name, *(job.hash for job in manifest.jobs)}
         unread += [f"{each.message} ({each.path})" for each in found.problems if each.conflict in names]
+        there = StoredSuite(manifest, {})
         if is_file(path):
             there = read_results_file(path)
-            both, conflicts, left = merged(there, suite, replaces)
-            changes.append((path, both, len(both.runs.keys() - there.runs.keys()), conflicts, [*unread, *left]))
-        elif suite.runs or unread:
-            foreign = strangers([run.record for run in suite.runs.values()])
-            suite = replace(suite, runs={name: run for name, run in suite.runs.items() if name not in foreign})
-            left = [f"run {name} of {manifest.name} {why}. Keep it in another folder" for name, why in foreign.items()]
-            changes.append((path, suite, len(suite.runs), [], [*unread, *left]))
+        elif not suite.runs and not unread:
+            continue
+        both, conflicts, left = merged(there, suite, replaces)
+        changes.append((path, both, len(both.runs.keys() - there.runs.keys()), conflicts, [*unread, *left]))
     if not changes:
         where = ", ".join(map(str, places))
         raise ConfigError(f"no suite has finished runs in {where}. Run one with `dipole bench SUITE --runs DIR`.")

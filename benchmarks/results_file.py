@@ -293,24 +293,14 @@ def merged(one: StoredSuite, other: StoredSuite, replaces: bool = False) -> tupl
     If the suite has changed, or a run has other results, `one` counts, or `other` if it `replaces`. Runs of `other` on
     other data are left out.
     """
-    conflicts, runs = [], dict(one.runs)
-    mine, theirs = one.manifest, other.manifest
-    fields = [name for name in Manifest.model_fields if name not in ("jobs", "not_decidable")]
-    changed = [name for name in fields if getattr(mine, name) != getattr(theirs, name)]
-    filled = {(cell.row, cell.column, cell.seed): job.hash for job in mine.jobs for cell in job.cells}
-    if any(filled.get((c.row, c.column, c.seed), job.hash) != job.hash for job in theirs.jobs for c in job.cells):
-        changed.append("the settings of its runs")
-    if changed:
-        conflicts.append(f"the suite {mine.name} differs between the two: {', '.join(changed)}")
-        if not replaces:
-            return one, conflicts, []
-        jobs = {job.hash: job for job in theirs.jobs}
-        runs = {name: run for name, run in runs.items() if name in jobs}
-    else:
-        jobs = {job.hash: job for job in (*mine.jobs, *theirs.jobs)}
+    manifest, conflicts = merged_manifests(one.manifest, other.manifest, replaces)
+    if conflicts and not replaces:
+        return one, conflicts, []
+    jobs = {job.hash for job in manifest.jobs}
+    runs = {name: run for name, run in one.runs.items() if name in jobs}
     new = [run.record for name, run in other.runs.items() if name not in runs]
     foreign = strangers([run.record for run in runs.values()], new) if new else {}
-    left = [f"run {name} of {mine.name} {why}. Keep it in another folder" for name, why in foreign.items()]
+    left = [f"run {name} of {manifest.name} {why}. Keep it in another folder" for name, why in foreign.items()]
     for name, run in other.runs.items():
         if name in foreign:
             continue
@@ -319,13 +309,26 @@ def merged(one: StoredSuite, other: StoredSuite, replaces: bool = False) -> tupl
         newer = replace(run, measured=old.measured | run.measured)
         odd = differing(older.whole, newer.whole)
         if odd:
-            conflicts.append(f"run {name} of {mine.name} has other results: {odd}")
+            conflicts.append(f"run {name} of {manifest.name} has other results: {odd}")
         if not odd:
             runs[name] = older
         elif replaces:
             runs[name] = newer
+    return StoredSuite(manifest, runs), conflicts, left
+
+
+def merged_manifests(mine: Manifest, theirs: Manifest, replaces: bool = False) -> tuple[Manifest, list[str]]:
+    """Return one suite with the jobs of both. If they differ in more, return the one that counts and the conflict."""
+    fields = [name for name in Manifest.model_fields if name not in ("jobs", "not_decidable")]
+    changed = [name for name in fields if getattr(mine, name) != getattr(theirs, name)]
+    filled = {(cell.row, cell.column, cell.seed): job.hash for job in mine.jobs for cell in job.cells}
+    if any(filled.get((c.row, c.column, c.seed), job.hash) != job.hash for job in theirs.jobs for c in job.cells):
+        changed.append("the settings of its runs")
     both = theirs if replaces else mine
-    return StoredSuite(both.model_copy(update={"jobs": list(jobs.values())}), runs), conflicts, left
+    if changed:
+        return both, [f"the suite {mine.name} differs between the two: {', '.join(changed)}"]
+    jobs = {job.hash: job for job in (*mine.jobs, *theirs.jobs)}
+    return both.model_copy(update={"jobs": list(jobs.values())}), []
 
 
 def differing(one: RunRecord, other: RunRecord) -> str:
@@ -341,14 +344,15 @@ def differing(one: RunRecord, other: RunRecord) -> str:
 def strangers(known: Iterable[RunRecord], more: Iterable[RunRecord] = ()) -> dict[str, str]:
     """Return the runs of `more` on other data than `known`, or the minority of `known` alone: run -> reason.
 
-    Runs of one seed on data of one name and size, with the same table of their domain, have the same data. If several
-    seeds of `known` have the same data, the data do not depend on the seed.
+    Without `known`, it is the minority of `more`. Runs of one seed on data of one name and size, with the same table of
+    their domain, have the same data. If several seeds of `known` have the same data, data do not depend on the seed.
     """
-    trusted, newer = list(known), list(more)
-    prints: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
+    newer = list(more)
+    trusted = list(known) or newer
+    counts: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
     for record in trusted:
-        prints[_name(record), record.seed][_fingerprint(record)] += 1
-    usual = {place: counts.most_common(1)[0][0] for place, counts in prints.items()}
+        counts[_name(record), record.seed][_fingerprint(record)] += 1
+    usual = {place: each.most_common(1)[0][0] for place, each in counts.items()}
     found = {}
     for record in newer or trusted:
         name, own = _name(record), _fingerprint(record)
@@ -357,9 +361,8 @@ def strangers(known: Iterable[RunRecord], more: Iterable[RunRecord] = ()) -> dic
         if (name, record.seed) not in usual and len(of_name) > 1 and len(set(of_name)) == 1:
             wanted = of_name[0]
         if own != wanted:
-            found[record.hash] = (
-                f"was measured on other data (fingerprint {own[:12]}) than the other runs ({wanted[:12]})"
-            )
+            prints = f"(fingerprint {own[:12]}) than the other runs ({wanted[:12]})"
+            found[record.hash] = f"was measured on other data {prints}"
     return found
 
 

@@ -29,9 +29,8 @@ from dipole.benchmarks.manifest import (
 from dipole.benchmarks.results_file import (
     RunFiles,
     StoredRun,
-    StoredSuite,
     differing,
-    merged,
+    merged_manifests,
     read_results_file,
     results_files,
     strangers,
@@ -86,9 +85,9 @@ class Gathered(Collection):
 
     def _add_suite(self, path: Path, manifest: Manifest) -> None:
         known = next((each for each in self.manifests if each.name == manifest.name), manifest)
-        suite, conflicts, _ = merged(StoredSuite(known, {}), StoredSuite(manifest, {}))
+        both, conflicts = merged_manifests(known, manifest)
         self.problems.extend(Problem(path, said, manifest.name) for said in conflicts)
-        self.manifests[:] = [each for each in self.manifests if each is not known] + [suite.manifest]
+        self.manifests[:] = [each for each in self.manifests if each is not known] + [both]
 
     def _add_run(self, path: Path, record: RunRecord, run: StoredRun | None = None) -> None:
         name, records, stored = record.hash, self.records, self.files.stored

@@ -13,8 +13,6 @@ from dipole.core.utils.errors import DataError, nearest
 from dipole.core.utils.plugins import shipped
 
 PAPERS = ("arora", "lmcl", "cacr", "cllr")
-# SUBJ and MPQA levels look exchanged at the source of the baseline rows that two papers share.
-EXCHANGED = {"lmcl-table4": ("SUBJ", "MPQA"), "cllr-table2": ("SUBJ", "MPQA")}
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class PrintedTable:
     """A printed table: methods are rows, whatever the paper's layout.
 
     `domain` is "vision", "text", "rl", "synthetic" or "cost". `metric` says what the numbers are, with their unit,
-    `protocol` what the paper says of how they were made, and `issues` are cautions that a reader needs.
+    `protocol` what the paper says of how they were made, and `notes` are cautions that a reader needs.
     """
 
     id: str
@@ -61,21 +59,13 @@ class PrintedTable:
     protocol: Mapping[str, Any]
     columns: tuple[str, ...]
     rows: tuple[PrintedRow, ...]
-    issues: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def trials(self) -> int | None:
         """Number of trials behind each cell, None if the paper does not say."""
         trials = self.protocol.get("trials")
         return trials if isinstance(trials, int) else None
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Cautions for readers of the numbers."""
-        if self.id not in EXCHANGED:
-            return self.issues
-        one, other = EXCHANGED[self.id]
-        return (f"{one} and {other} are as printed. Their levels look exchanged in the paper.", *self.issues)
 
     def value(self, row: str, column: str, field: str = "mean") -> float | None:
         """Return a printed "mean", "std" or "drop", or None if there is no such cell, or nothing is printed."""
@@ -188,5 +178,5 @@ def _table(name: str, raw: Mapping[str, Any]) -> PrintedTable:
         cells = {column: PrintedCell(c["mean"], c["std"], c.get("drop")) for column, c in row["cells"].items()}
         rows.append(PrintedRow(row["method"], row.get("group"), cells))
     same = {key: raw[key] for key in ("id", "paper_table", "caption", "domain", "metric", "protocol")}
-    columns, issues = tuple(raw["columns"]), tuple(raw.get("issues", ()))
-    return PrintedTable(**same, paper=name, columns=columns, rows=tuple(rows), issues=issues)
+    columns, notes = tuple(raw["columns"]), tuple(raw.get("issues", ()))
+    return PrintedTable(**same, paper=name, columns=columns, rows=tuple(rows), notes=notes)

@@ -1,7 +1,7 @@
 """`dipole report`: suites, other runs and problems as one report, in HTML, Markdown, CSV, LaTeX, SVG and PDF."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from dipole.benchmarks.claims.judge import JudgedClaim
@@ -32,19 +32,20 @@ def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None
     check_output(output)
     report = make_report(runs)
     texts: dict[Path, str | bytes] = {}
+    folders = [folder for folder in [figures] if folder is not None]
     if output.is_dir() or output.suffix == "":
         texts = {**_html(report, output / "report.html"), output / "report.md": to_markdown(report)}
         for table in report.tables:
             texts |= {output / f"{table.name}.csv": to_csv(table), output / f"{table.name}.tex": to_latex(table)}
             if table.name.endswith(("-claims", "every-claim")):
                 texts[output / f"{table.name}.json"] = claim_tables.to_json(table)
-        texts |= _figures(report, output / "charts")
+        folders.append(output / "charts")
     elif output.suffix == ".html":
         texts |= _html(report, output)
     else:
         texts = {output: to_markdown(report)}
-    if figures is not None:
-        texts |= _figures(report, figures)
+    for name, text in _figures(report) if folders else ():
+        texts |= {folder / name: text for folder in folders}
     if report.facts["runs"] == "0" and (there := next((path for path in texts if path.is_file()), None)):
         unread = [row[1].text for table in report.tables if table.name == "problems" for row in table.rows]
         said = ": ".join([f"there is no run to report, so {there} was not replaced", *unread[:1]]).rstrip(".")
@@ -172,12 +173,11 @@ def check_output(output: Path) -> None:
         raise ConfigError(f"-o {str(output)!r}: give a name ending in .html or .md, or a folder for all formats.")
 
 
-def _figures(report: Report, folder: Path) -> dict[Path, str | bytes]:
-    found: dict[Path, str | bytes] = {}
+def _figures(report: Report) -> Iterator[tuple[str, str | bytes]]:
+    """Yield the files of all charts by name."""
     for name, chart in named_charts(report).items():
         files = {**to_files(chart), ".tex": to_latex(chart.numbers())}
-        found |= {folder / f"{name}{kind}": content for kind, content in files.items()}
-    return found
+        yield from ((f"{name}{kind}", content) for kind, content in files.items())
 
 
 def named_charts(report: Report) -> dict[str, Chart]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from dipole.benchmarks.manifest import read_manifests, write_manifest
 from dipole.benchmarks.plan import Estimator, Time, faults, make_plan, missing_data
-from dipole.benchmarks.results_file import SHIPPED_NAME, StoredSuite, known_runs, merged, shipped_runs, stored_overrides
+from dipole.benchmarks.results_file import SHIPPED_NAME, known_runs, merged_manifests, shipped_runs, stored_overrides
 from dipole.benchmarks.run.engine import Engine, EngineTask, LocalEngine, PoolEngine, TaskResult
 from dipole.benchmarks.run.reference import basis
 from dipole.benchmarks.run.terminal import (
@@ -112,7 +112,7 @@ def run_suite(
     for earlier in read_manifests(runs)[0]:
         if earlier.name == manifest.name:
             done = earlier.model_copy(update={"jobs": [job for job in earlier.jobs if job.hash in records]})
-            manifest = merged(StoredSuite(manifest, {}), StoredSuite(done, {}))[0].manifest
+            manifest, _ = merged_manifests(manifest, done)
     write_manifest(runs, manifest)
     return run_jobs(wanted, records, runs, engine, sized.scale.processes)
 
