@@ -110,9 +110,9 @@ class Chart:
     def spec(self) -> dict[str, Any]:
         """The Vega-Lite spec, without configuration: the page and the files have one each."""
         library = altair()
+        within = {"top_level": False, "data": library.NamedData("rows")}
         with library.utils.schemapi.debug_mode(False):  # checking each part against the schema doubles the time
-            drawn: dict[str, Any] = self.draw(library).to_dict(validate=False)
-        del drawn["config"], drawn["$schema"]
+            drawn: dict[str, Any] = self.draw(library).to_dict(validate=False, context=within)
         if any(layer.get("name") == CHOICE["views"][0] for layer in drawn["layer"]):
             drawn["params"] = [CHOICE]
         # Altair would copy the rows several times.
@@ -251,8 +251,9 @@ def first_of(names: Sequence[str], count: int) -> str:
 def layered(layers: Sequence[Any], width: Any, height: Any, **shared: Any) -> Any:
     """Return layers over the data set `rows`, with the channels that they share."""
     alt = altair()
-    encoding = alt.FacetedEncoding(**shared) if shared else alt.Undefined  # `encode` would copy all layers
-    return alt.layer(*layers, data=alt.NamedData("rows"), width=width, height=height, encoding=encoding)
+    encoding = alt.FacetedEncoding(**shared) if shared else alt.Undefined
+    # `alt.layer` and `encode` would copy all layers.
+    return alt.LayerSpec(layer=layers, data=alt.NamedData("rows"), width=width, height=height, encoding=encoding)
 
 
 def _cell(value: str | float | None) -> Cell:

@@ -105,7 +105,7 @@ def line_chart(
             opacity = alt.OpacityValue(0.15)
             if len(labels) > MOST_BANDS:
                 opacity = unless_chosen(0.15, 0.0, empty=False)
-            layers.append(base.mark_area().encode(y=y("low"), y2="high", opacity=opacity))
+            layers.append(base.mark_area().encode(y=y("low"), y2=alt.Y2("high"), opacity=opacity))
             tips += [tip("low", number_format=".5~g"), tip("high", number_format=".5~g")]
         layers.append(base.mark_line(strokeWidth=2).encode(y=y("y"), strokeDash=dash, opacity=shown))
         marker = base.mark_point(filled=True, size=45, strokeWidth=0).transform_filter("datum.marker == 1")
@@ -277,7 +277,8 @@ def interval_chart(title: str, x_label: str, rows: Sequence[ChartRow], reference
         tips += [tip("x", x_label, ".5~g"), tip("low", number_format=".5~g"), tip("high", number_format=".5~g")]
         span = alt.Chart().mark_rule(strokeWidth=3, opacity=0.55).transform_filter("isValid(datum.low)")
         point = alt.Chart().mark_point(filled=True, size=80)
-        layers = [span.encode(**shared, x=x("low"), x2="high"), point.encode(**shared, x=x(), tooltip=tips, **marker)]
+        layers = [span.encode(**shared, x=x("low"), x2=alt.X2("high"))]
+        layers.append(point.encode(**shared, x=x(), tooltip=tips, **marker))
         if "dots" in datasets:
             style = {"size": 16, "strokeWidth": 1, "opacity": 0.6}
             dots = alt.Chart(alt.NamedData("dots")).mark_point(filled=False, **style)
@@ -322,7 +323,7 @@ def rank_chart(
         point = point.encode(x=x, y=y, color=alt.ColorValue(COLOURS[0]), tooltip=tips)
         rule = alt.Chart(alt.NamedData("bars")).mark_rule(strokeWidth=5, strokeCap="round")
         tips = [tip("group", "not significant")]
-        rule = rule.encode(x=x, y=y, y2="end", color=alt.ColorValue(COLOURS[1]), tooltip=tips)
+        rule = rule.encode(x=x, y=y, y2=alt.Y2("end"), color=alt.ColorValue(COLOURS[1]), tooltip=tips)
         return layered([point, rule], width_beside(names), alt.Step(row_step(names)))
 
     rows = [{"label": label, "x": short(rank)} for label, rank in ranks]
