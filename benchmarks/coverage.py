@@ -169,7 +169,6 @@ ALARMS: Mapping[str, Callable[[Array, Array], float]] = {
 
 
 def to_markdown(found: CoverageResults) -> str:
-    """Return both tables in percent."""
     rows, seeds = [], [f"{n} seeds" for n in found.lines[0].holds]
     for line in found.lines:
         rows.append([line.what, line.distribution])

@@ -99,7 +99,6 @@ class ColumnEntry(Part):
 
     @property
     def label(self) -> str:
-        """The name with the unit, for axes and heads."""
         if not self.unit:
             return self.name
         return f"{self.name} ({self.unit})"
@@ -110,7 +109,6 @@ class ColumnEntry(Part):
         return 1 if self.higher_is_better else -1
 
     def metric_of(self, row: RowEntry) -> str:
-        """Return the metric of a row."""
         return filled(self.metric, row.fill)
 
     def effect(self, level: float) -> tuple[float, str]:

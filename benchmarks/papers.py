@@ -56,7 +56,6 @@ def order(item: Item) -> tuple[int, str, list[int]]:
 
 
 def page() -> str:
-    """Return the page."""
     parts = [INTRODUCTION]
     for name in (paper for paper in published.PAPERS if paper in papers()):
         rows = [dict(item).values() for item in sorted(lines_of(name), key=order)]
@@ -134,7 +133,9 @@ def _of_suite(paper: Paper, suite: Suite, label: str, what: str) -> Item:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m dipole.benchmarks.papers", description=page.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m dipole.benchmarks.papers", description="Write the page of the papers, or check it."
+    )
     parser.add_argument("page", nargs="?", type=Path, default=PAGE, help=f"default {PAGE}")
     parser.add_argument("--check", action="store_true", help="exit with 1 if the page is not current")
     given = parser.parse_args(arguments)

@@ -37,7 +37,6 @@ class Estimator:
                     self._seconds[key].append(record.wall_seconds)
 
     def add(self, config: RunConfig, seconds: float) -> None:
-        """Learn from a run that has just ended."""
         for key in _kinds(config.model_dump(mode="json")):
             self._seconds[key].append(seconds)
 
@@ -202,7 +201,6 @@ def _seeds_line(
 
 
 def _printed(results: SuiteResults, column: ColumnEntry) -> list[PrintedCell]:
-    """Return the paper's cells of a column."""
     return [row.cells[column.name] for row in getattr(results.table, "rows", ()) if column.name in row.cells]
 
 

@@ -69,7 +69,6 @@ class StoredRun:
 
     @property
     def whole(self) -> RunRecord:
-        """The record with the added results."""
         if not self.measured:
             return self.record
         added = {name: each.value for name, each in self.measured.items()}
@@ -391,7 +390,6 @@ class RunFiles:
         return self.folders.get(run, self.folder / run)
 
     def curves(self, run: str, names: Iterable[str]) -> dict[str, Curve]:
-        """Return the curves of metrics.jsonl that exist."""
         if (found := self.stored.get(run)) is not None:
             return {name: found.curves[name] for name in names if name in found.curves}
         return read_curves(self.place(run) / "metrics.jsonl", names)

@@ -65,7 +65,6 @@ class Column(Settings):
         return given
 
     def metric_of(self, row: "MethodRow") -> str:
-        """Return the metric of a row."""
         return filled(self.metric, row.fill)
 
 
@@ -95,7 +94,6 @@ class Change(Settings):
     set: tuple[str, ...] = ()
 
     def of(self, row: MethodRow) -> MethodRow:
-        """Return the changed row."""
         given = self.model_dump(exclude_none=True, exclude={"set"})
         return row.model_copy(update={**given, "set": (*row.set, *self.set)})
 
@@ -334,7 +332,6 @@ class Sized:
         return list(jobs.values())
 
     def manifest(self, jobs: Sequence[Job]) -> Manifest:
-        """Return the description of the suite with its jobs."""
         suite = self.suite
         same = {name: getattr(suite, name) for name in ("title", "kind", "published", "x_label", "y_label", "note")}
         return Manifest(
@@ -355,7 +352,6 @@ class Sized:
 
 @cache
 def suites() -> Mapping[str, Path]:
-    """The shipped suites by name."""
     return shipped("suites")
 
 

@@ -58,11 +58,9 @@ class Gathered(Collection):
 
     @property
     def suites(self) -> list["SuiteResults"]:
-        """The suites with the numbers of their runs."""
         return [SuiteResults(manifest, self.records) for manifest in self.manifests]
 
     def read_folder(self, place: Path) -> None:
-        """Add the runs and suites of a runs folder."""
         of_folder = read_records(place)
         self.problems.extend(of_folder.problems)
         for name, record in of_folder.records.items():
@@ -73,7 +71,6 @@ class Gathered(Collection):
             self._add_suite(place, manifest)
 
     def read_file(self, path: Path) -> None:
-        """Add the suite of a results file and its runs."""
         try:
             suite = read_results_file(path)
         except RecordError as error:
@@ -236,12 +233,10 @@ class SuiteResults:
 
     @property
     def rows(self) -> Sequence[RowEntry]:
-        """The rows in order."""
         return self.manifest.rows
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of the columns in order."""
         return tuple(c.name for c in self.manifest.columns)
 
     def _label(self, name: str) -> str:
@@ -342,7 +337,6 @@ class SuiteResults:
         return median(known) if known else nan
 
     def cells_of(self, column: str) -> list[CellResult]:
-        """Return the cells of a column."""
         return [cell for cell in self.cells if cell.column.name == column]
 
     def claims(self, others: Iterable["SuiteResults"] = ()) -> list[JudgedClaim]:

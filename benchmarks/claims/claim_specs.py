@@ -80,7 +80,6 @@ class ClaimPart(Settings):
 
     @property
     def spec(self) -> ClaimKind:
-        """The definition of the kind."""
         return KINDS[self.kind]
 
     @property

@@ -53,7 +53,6 @@ class Side:
 
     @property
     def logs(self) -> "Side":
-        """The logarithms of the values."""
         s, samples = self.summary, {seed: log(value) for seed, value in (self.samples or {}).items()}
         return Side(samples or None, Summary(s.n, log(s.mean), s.std / s.mean, nan, nan))
 
@@ -80,7 +79,6 @@ class Comparison:
     sign: int = 1  # -1 if smaller values of the metric are better
 
     def estimates(self) -> list[Estimate]:
-        """Return first minus second of each pair."""
         return [one.minus(other) for one, other in self.pairs]
 
     def turn(self, part: ClaimPart) -> int:

@@ -86,7 +86,6 @@ class JudgedPart:
 
     @cached_property
     def with_room(self) -> Evidence:
-        """The evidence of the comparisons without an obstacle."""
         return self._combined(lambda item: NOTHING if item.obstacle else item.evidence)
 
     def _combined(self, evidence_of: Callable[[JudgedComparison], Evidence]) -> Evidence:
@@ -123,7 +122,6 @@ class JudgedClaim:
 
     @property
     def items(self) -> tuple[JudgedComparison, ...]:
-        """The comparisons of all parts."""
         return tuple(item for part in self.parts for item in part.items)
 
     @property

@@ -90,7 +90,6 @@ def paper(name: str) -> Paper:
 
 
 def papers() -> Mapping[str, Paper]:
-    """Return what each paper states, by its short name."""
     return {name: paper(name) for name in shipped("published")}
 
 

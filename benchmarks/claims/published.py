@@ -38,7 +38,6 @@ class PrintedRow:
 
     @property
     def label(self) -> str:
-        """Method and group, "METHOD / GROUP", or the method alone."""
         return row_label(self.method, self.group)
 
 
@@ -137,7 +136,6 @@ def figures() -> Mapping[str, tuple[str, str]]:
 
 
 def claims() -> tuple[Claim, ...]:
-    """Return every claim of the papers, in their order."""
     return tuple(claim for name in _papers() for claim in claims_of(name))
 
 

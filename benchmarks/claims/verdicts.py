@@ -41,7 +41,6 @@ class Evidence:
 
     @property
     def is_for(self) -> bool:
-        """True if it speaks for the region."""
         return self.inside < self.outside
 
 

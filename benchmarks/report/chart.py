@@ -95,11 +95,9 @@ class Chart:
 
     @property
     def description(self) -> str:
-        """The alternative text."""
         return printable(f"{self.title}: {self.y_label or 'rows'} over {self.x_label}. {self.shown}")
 
     def numbers(self) -> ReportTable:
-        """Return the numbers of the chart as a table."""
         if self.table is not None:
             return replace(self.table, title=self.title, note=self.description)
         rows = [tuple(_cell(row.get(name)) for name in self.columns) for row in self.rows]
@@ -163,7 +161,6 @@ def short(value: float | None) -> float | None:
 
 
 def values_of(rows: Iterable[Mapping[str, Any]], name: str) -> list[str]:
-    """Return the different values of a field, in order."""
     return list(dict.fromkeys(row[name] for row in rows))
 
 
@@ -291,7 +288,6 @@ def _coloured(text: str, colours: Mapping[str, str]) -> str:
 
 @cache
 def light() -> Mapping[str, str]:
-    """Return the colours that the style sheet has for paper."""
     sheet = files("dipole.benchmarks").joinpath("templates", "report.css").read_text(encoding="utf-8")
     return dict(re.findall(r"--([a-z0-9]+): (#[0-9a-f]{6})", sheet.partition("}")[0]))
 

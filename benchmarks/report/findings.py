@@ -119,7 +119,6 @@ def of_others(groups: Mapping[str, Sequence[RunRecord]]) -> list[str]:
 
 
 def of_machines(records: Iterable[RunRecord]) -> str:
-    """Return the machines of runs and the versions of libraries."""
     devices: Counter[str] = Counter()
     versions: dict[str, set[str]] = {}
     for record in records:

@@ -109,7 +109,6 @@ class Planned:
 
     @property
     def more_seeds(self) -> int:
-        """How many more seeds show the effect with 80 % power."""
         paired = self.test.method != "Welch"
         seeds = seeds_needed(self.effect, self.test.spread, alpha=self.alpha, is_paired=paired, limit=MOST_SEEDS)
         return max(0, (seeds or MOST_SEEDS) - self.test.n)

@@ -24,7 +24,6 @@ def search_tables(search: SearchSummary, records: Mapping[str, RunRecord]) -> li
 
 
 def spent(search: SearchSummary) -> str:
-    """Return how many trials there were, and how they ended."""
     states = Counter(trial.state for trial in search.trials)
     ended = ", ".join(f"{count} {state}" for state, count in states.items())
     trials = counted(len(search.trials), "trial")
@@ -32,7 +31,6 @@ def spent(search: SearchSummary) -> str:
 
 
 def notes(search: SearchSummary) -> list[str]:
-    """Return what the numbers mean."""
     return [
         "Trials are measured on a validation part of the training data. The winner's value there is the best of many "
         "and so too optimistic. The result is its seeds on the test part, which no trial has seen.",

@@ -80,7 +80,6 @@ class ReportTable:
         return replace(self, head=names, rows=[tuple(row[i] for i in places) for row in self.rows])
 
     def without_empty_columns(self) -> "ReportTable":
-        """Return the table without empty columns."""
         columns = zip(self.head, zip(*self.rows, strict=True), strict=True)
         kept = [name for name, cells in columns if any(cell.text or cell.sub for cell in cells)]
         return self.only(*kept) if self.rows else self
@@ -153,7 +152,6 @@ def _latex(text: str) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Return whether a text is a finite number."""
     try:
         return isfinite(float(text))
     except ValueError:

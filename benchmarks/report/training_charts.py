@@ -40,7 +40,6 @@ class Group:
     name: str
 
     def title(self, kind: str) -> str:
-        """Return the title of a picture of the group."""
         return f"{self.name}: {kind}" if self.name else kind
 
 

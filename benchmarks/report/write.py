@@ -174,7 +174,6 @@ def check_output(output: Path) -> None:
 
 
 def _figures(report: Report) -> Iterator[tuple[str, str | bytes]]:
-    """Yield the files of all charts by name."""
     for name, chart in named_charts(report).items():
         files = {**to_files(chart), ".tex": to_latex(chart.numbers())}
         yield from ((f"{name}{kind}", content) for kind, content in files.items())

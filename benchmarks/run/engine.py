@@ -64,7 +64,6 @@ class TaskResult:
 
 
 def failed(task: EngineTask, runs: Path, message: str, seconds: float = 0.0, killed: bool = False) -> TaskResult:
-    """Return the result of a failed attempt."""
     return TaskResult(task, "failed", seconds, log_of(task, runs), message, killed)
 
 
@@ -171,7 +170,6 @@ def environment_for(threads: int, gpus: str | None = None) -> dict[str, str]:
 
 
 def log_of(task: EngineTask, runs: Path) -> Path:
-    """Return the log of all attempts at a task."""
     return runs / BENCH / "logs" / f"{task.hash}.log"
 
 

@@ -93,7 +93,6 @@ def _sign(runs: Path, token: str) -> Path:
 
 
 def on_node(task: EngineTask, runs: str, token: str, threads: int) -> Answer:
-    """Run a worker on this node."""
     folder, is_shared = Path(runs), _sign(Path(runs), token).exists()
     if not is_shared:
         folder = Path(tempfile.gettempdir(), f"dipole-{getpass.getuser()}-{socket.gethostname()}")

@@ -139,7 +139,6 @@ def calibration() -> float:
 
 
 def basis() -> str:
-    """Return the basis of an estimated time."""
     entries = [*table()["runs"], *table()["steps"]]
     machines = (
         f"{', '.join(sorted({entry['machine'] for entry in entries}))}, {max(entry['date'] for entry in entries)}"

@@ -64,9 +64,7 @@ def print_plan(console: Console, sized: Sized, plan: Plan) -> None:
 
 
 def print_cells(console: Console, sized: Sized) -> None:
-    """Print the rows and columns of a suite with the settings of each."""
-    recipe = f"recipe {sized.scale.recipe}, " * bool(sized.scale.recipe)  # else that of each row or column
-    say(console, f"{recipe}seeds {', '.join(map(str, sized.seeds))}")
+    say(console, f"recipe {sized.scale.recipe or '-'}, seeds {', '.join(map(str, sized.seeds))}")
     if sized.not_decidable:
         say(console, findings.of_mark(sized.not_decidable))
     if sized.scale.set:

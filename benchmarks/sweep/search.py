@@ -141,7 +141,6 @@ class _Search:
             say(self._console, "Trials are not pruned: the recipe evaluates only at the end (train.evaluate_every).")
 
     def settings(self, values: dict[str, Value]) -> list[str]:
-        """Return the overrides of chosen values."""
         return settings(values, self._objective)
 
     def job(self, values: dict[str, Value], last: str) -> Job:
@@ -210,7 +209,6 @@ class _Search:
         return value, f"{metric} {value:.4g}"
 
     def write(self, study: Study, winner: list[str]) -> None:
-        """Write the state of the search, which the report reads."""
         with self._lock:
             lines = [
                 TrialLine(

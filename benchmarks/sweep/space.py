@@ -32,7 +32,6 @@ class Dimension:
     values: tuple[Value, ...]
 
     def suggest(self, trial: Any) -> Value:
-        """Return the value of an Optuna trial."""
         if self.kind == "choice":
             value: Value = trial.suggest_categorical(self.key, list(self.values))
             return value
