@@ -11,8 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from dipole.benchmarks.claims import published
-from dipole.benchmarks.claims.explain import says
-from dipole.benchmarks.claims.judge import judge_claim
+from dipole.benchmarks.claims.judge import judge_claim, says
 from dipole.benchmarks.claims.protocol import Item, Paper, papers
 from dipole.benchmarks.report import findings
 from dipole.benchmarks.report.table import markdown

@@ -7,7 +7,7 @@ from math import exp, inf, isfinite, log, nan
 from typing import Any, Protocol
 
 from dipole.benchmarks.claims import published
-from dipole.benchmarks.claims.claim_specs import ClaimPart, fits
+from dipole.benchmarks.claims.protocol import ClaimPart, fits
 from dipole.benchmarks.claims.published import Claim, row_label
 from dipole.benchmarks.claims.verdicts import NO_ROOM, NOT_LEARNT
 from dipole.benchmarks.statistics import Summary, summarize

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
-from dipole.benchmarks.claims.claim_specs import ClaimPart, ClaimSpec, default_part
-from dipole.benchmarks.claims.protocol import paper
+from dipole.benchmarks.claims.protocol import ClaimPart, ClaimSpec, default_part, paper
 from dipole.core.utils.errors import DataError, nearest
 from dipole.core.utils.plugins import shipped
 

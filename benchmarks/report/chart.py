@@ -13,7 +13,7 @@ from html import escape
 from importlib.resources import files
 from math import isfinite
 from textwrap import wrap
-from typing import Any
+from typing import Any, TypeVar
 
 from dipole.benchmarks.report.table import Cell, ReportTable, count_cell, number_cell
 from dipole.core.utils.cache import kept_json
@@ -59,8 +59,15 @@ CONFIG: dict[str, Any] = {
     "title": {"color": TEXT, "anchor": "start", "fontSize": 13, "limit": WIDTH},
     "mark": {"aria": False},
 }
+MOST_LINES = 10
+"""More lines than this become rows of a heat map."""
+MOST_ROWS = 30
+"""Most rows of a picture."""
+DRAWN = 12
+"""So many pictures of a kind the page draws at once, the others on request. A large one counts as three."""
 
 Rows = list[dict[str, Any]]
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -125,6 +132,44 @@ class Chart:
         title = LETTER_WIDTH * (1 + SPARE) * max(len(self.x_label), len(self.y_label))
         over = max(0.0, title - WIDTH) / 2
         return {"top": 5, "bottom": 5, "left": _spare(left, over), "right": _spare(right, over)}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A chart and its caption. `note` is shown once above all pictures of a kind."""
+
+    chart: Chart
+    caption: str
+    note: str = ""
+
+
+def pictured(chart: Chart | None, caption: str, note: str = "") -> list[Picture]:
+    """Return a list of one picture, or an empty list if there is nothing to draw."""
+    return [] if chart is None else [Picture(chart, caption, note)]
+
+
+def drawn_at_once(pictures: Sequence[Picture]) -> int:
+    """Return how many of the first pictures of a kind the page draws."""
+    spent = 0
+    for count, picture in enumerate(pictures):
+        spent += 1
+        if picture.chart.is_large:
+            spent += 2
+        if spent > DRAWN:
+            return count
+    return len(pictures)
+
+
+def ends(items: Sequence[Item], value: Callable[[Item], float], what: str) -> tuple[list[Item], str]:
+    """Return all items, or the largest and smallest in their order if there are too many, and a note."""
+    if len(items) <= MOST_ROWS:
+        return list(items), ""
+    ordered = sorted(range(len(items)), key=lambda i: value(items[i]))
+    half = MOST_ROWS // 2
+    kept = {*ordered[:half], *ordered[-half:]}
+    return [item for i, item in enumerate(items) if i in kept], (
+        f"{MOST_ROWS} of {len(items)} {what}: the {half} largest and the {half} smallest. The tables have all."
+    )
 
 
 def _spare(labels: Iterable[Any], least: float) -> int:

@@ -8,9 +8,8 @@ from math import isfinite, nan
 from statistics import fmean
 
 from dipole.benchmarks.manifest import ColumnEntry
-from dipole.benchmarks.report.chart import NAMED, first_of
+from dipole.benchmarks.report.chart import NAMED, Picture, ends, first_of, pictured
 from dipole.benchmarks.report.chart_types import ChartRow, Line, Tile, heat_map, interval_chart, line_chart
-from dipole.benchmarks.report.contents import Picture, ends, pictured
 from dipole.benchmarks.report.ranking import Rank, rank_charts
 from dipole.benchmarks.report.tables import NOTHING
 from dipole.benchmarks.report.training_charts import (

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite, isnan
 from statistics import fmean
 
-from dipole.benchmarks.claims.explain import why
-from dipole.benchmarks.claims.judge import JudgedClaim
+from dipole.benchmarks.claims.judge import JudgedClaim, why
 from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_COMPARED, NOT_DECIDABLE, OBSTACLES, UNDECIDED
 from dipole.benchmarks.report.chart import first_of
 from dipole.benchmarks.report.ranking import ranks

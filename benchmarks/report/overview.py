@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from statistics import median, median_high
 
 from dipole.benchmarks.claims import published
-from dipole.benchmarks.claims.explain import why
-from dipole.benchmarks.claims.judge import JudgedClaim
+from dipole.benchmarks.claims.judge import JudgedClaim, why
 from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_DECIDABLE, OBSTACLES, UNDECIDED
 from dipole.benchmarks.manifest import EFFECTS
 from dipole.benchmarks.report import findings
-from dipole.benchmarks.report.claim_tables import mark_of
 from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, number_cell
+from dipole.benchmarks.report.tables import mark_of
 from dipole.benchmarks.statistics import LEVEL, PairedTest, number, power, seeds_needed
 from dipole.benchmarks.suite_results import CellResult, SuiteResults, base_of
 from dipole.core.utils.text import are, counted

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dipole.benchmarks.manifest import ColumnEntry
+from dipole.benchmarks.report.chart import MOST_LINES, MOST_ROWS, Picture, pictured
 from dipole.benchmarks.report.chart_types import Line, line_chart, rank_chart
-from dipole.benchmarks.report.contents import MOST_LINES, MOST_ROWS, Picture, pictured
 from dipole.benchmarks.statistics import LEVEL, Interval, probability_of_improvement, relative_gain
 from dipole.benchmarks.suite_results import Samples, SuiteResults
 from dipole.core.utils.errors import DataError

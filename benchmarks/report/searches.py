@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Mapping
 from statistics import fmean, stdev
 
+from dipole.benchmarks.report.chart import Picture, pictured
 from dipole.benchmarks.report.chart_types import scatter_chart
-from dipole.benchmarks.report.contents import Picture, pictured
 from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable
 from dipole.benchmarks.sweep.study import SearchSummary, TrialLine
 from dipole.core.record import RunRecord

@@ -1,7 +1,8 @@
-"""One table of a report, and its text as CSV and Markdown."""
+"""One table of a report, and its text as CSV, JSON, Markdown and LaTeX."""
 
 import csv
 import io
+import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -99,6 +100,21 @@ def to_csv(table: ReportTable) -> str:
                 texts.append(_inert(cell.sub))
         writer.writerow(texts)
     return out.getvalue()
+
+
+def to_json(table: ReportTable) -> str:
+    """A table as a list of objects: numbers as numbers, the smaller second line of a cell under `NAME: note`."""
+    rows = []
+    for row in table.rows:
+        found: dict[str, str | float | None] = {}
+        for name, cell in zip(table.head, row, strict=True):
+            found[name] = cell.text
+            if isinstance(cell.sort, int | float) and is_number(cell.text):
+                found[name] = cell.sort
+            if cell.sub:
+                found[f"{name}: note"] = cell.sub
+        rows.append(found)
+    return json.dumps(rows, indent=1, ensure_ascii=False) + "\n"
 
 
 def to_markdown(table: ReportTable) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from dipole.benchmarks.manifest import ColumnEntry, Manifest, RowEntry
+from dipole.benchmarks.report.chart import MOST_LINES, Picture, ends, pictured
 from dipole.benchmarks.report.chart_types import Line, Points, Tile, heat_map, histogram, line_chart, scatter_chart
-from dipole.benchmarks.report.contents import MOST_LINES, Picture, ends, pictured
 from dipole.benchmarks.results_file import Curve, RunFiles
 from dipole.benchmarks.suite_results import SuiteResults, curves_on
 from dipole.core.record import RunRecord

@@ -1,24 +1,68 @@
 """`dipole report`: suites, other runs and problems as one report, in HTML, Markdown, CSV, LaTeX, SVG and PDF."""
 
+import base64
+import hashlib
+import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from dipole.benchmarks.claims.judge import JudgedClaim
-from dipole.benchmarks.report import charts, claim_tables, findings, overview, ranking, searches, tables
-from dipole.benchmarks.report.chart import Chart, to_files
-from dipole.benchmarks.report.contents import Report, Section
-from dipole.benchmarks.report.html import to_html, to_pages
-from dipole.benchmarks.report.table import escaped, to_csv, to_latex
+from dipole.benchmarks.report import charts, findings, overview, ranking, searches, tables
+from dipole.benchmarks.report.chart import CONFIG, Chart, Picture, drawn_at_once, runtime, to_files, to_svg
+from dipole.benchmarks.report.table import ReportTable, escaped, to_csv, to_json, to_latex
 from dipole.benchmarks.report.table import to_markdown as table_to_markdown
+from dipole.benchmarks.report.tables import DETECTABLE
 from dipole.benchmarks.results_file import RunFiles
 from dipole.benchmarks.suite_results import Gathered, SuiteResults, gather
 from dipole.benchmarks.sweep.study import read_summaries
 from dipole.core.record import RunRecord, now
 from dipole.core.utils.errors import ConfigError, RecordError
+from dipole.core.utils.extras import needing
 from dipole.core.utils.files import atomic_write, disk_refusing
 from dipole.core.utils.progress import duration
-from dipole.core.utils.text import counted
+from dipole.core.utils.text import counted, printable
+from dipole.core.utils.version import __version__
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of the report: a suite, or all runs outside suites."""
+
+    id: str
+    title: str
+    subtitle: str
+    notes: Sequence[str]
+    tables: Sequence[ReportTable]
+    pictures: Mapping[str, Sequence[Picture]]
+    findings: Sequence[str] = ()
+    is_suite: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything a report shows, before any format."""
+
+    title: str
+    created: str
+    facts: Mapping[str, str]
+    sections: Sequence[Section]
+    machines: str = ""
+    summary: str = ""
+
+    @property
+    def findings(self) -> list[str]:
+        """The first lines: the findings of each suite, or a summary of many suites."""
+        found = [f"{s.title}: {' '.join(s.findings)}" for s in self.sections if s.findings and not self.summary]
+        return [line for line in (self.summary, *found, self.machines) if line]
+
+    @property
+    def tables(self) -> list[ReportTable]:
+        return [table for section in self.sections for table in section.tables]
 
 
 def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None = None) -> Report:
@@ -38,7 +82,7 @@ def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None
         for table in report.tables:
             texts |= {output / f"{table.name}.csv": to_csv(table), output / f"{table.name}.tex": to_latex(table)}
             if table.name.endswith(("-claims", "every-claim")):
-                texts[output / f"{table.name}.json"] = claim_tables.to_json(table)
+                texts[output / f"{table.name}.json"] = to_json(table)
         folders.append(output / "charts")
     elif output.suffix == ".html":
         texts |= _html(report, output)
@@ -74,7 +118,7 @@ def make_report(runs: Path | Sequence[Path], gathered: Gathered | None = None) -
         filled = [table for table in both if table.rows]
         sections.insert(0, Section("overview", "Overview", "One line for each suite", (), filled, {}))
     if (coverage := tables.coverage_table(suites)) is not None:
-        found = (coverage, claim_tables.every_claim_table(claims))
+        found = (coverage, tables.every_claim_table(claims))
         sections.append(Section("published", "The papers", "Printed tables and our runs", (), found, {}))
     asked = {job.hash for suite in suites for job in suite.jobs}
     for place in filter(Path.is_dir, places):
@@ -113,7 +157,7 @@ def _suite(results: SuiteResults, files: RunFiles, claims: Sequence[JudgedClaim]
     shown = [
         tables.results_table(results),
         tables.aggregate_table(results),
-        claim_tables.claims_table(manifest.name, claims),
+        tables.claims_table(manifest.name, claims),
         tables.cells_table(results),
         tables.diagnostics_table(results),
         tables.runs_table(results),
@@ -201,3 +245,102 @@ def to_markdown(report: Report) -> str:
         lines += [f"- {escaped(note)}" for note in section.notes]
         lines += ["", *(table_to_markdown(table) for table in section.tables)]
     return "\n".join(lines)
+
+
+RUNTIME = "vega.js"
+"""Vega in the folder of a report of several pages, once for all of them."""
+
+
+def to_html(report: Report) -> str:
+    """Return the report as one HTML file that needs no other file.
+
+    The first pictures of a kind are SVG and need no script. Vega draws their specs when the pointer is over them, and
+    draws the other pictures when they are unfolded. Raise ConfigError if Jinja or, if there is something to draw,
+    Vega-Altair is not installed.
+    """
+    return _page(report, report.sections, "#{}".format)
+
+
+def to_pages(report: Report, name: str) -> dict[str, str]:
+    """Return a report of many suites as several files by path: NAME.html is the index, NAME/SUITE.html a suite."""
+    suites = [section for section in report.sections if section.is_suite]
+    others = [section for section in report.sections if not section.is_suite]
+    found = {f"{name}.html": _page(report, others, f"{name}/{{}}.html".format)}
+    if any(section.pictures for section in suites):
+        found[f"{name}/{RUNTIME}"] = runtime()
+    for section in suites:
+        page = replace(report, title=section.title, sections=[section], facts={}, machines="", summary="")
+        found[f"{name}/{section.id}.html"] = _page(page, [section], "{}.html".format, f"../{name}.html")
+    return found
+
+
+def _page(report: Report, sections: Sequence[Section], link: Callable[[str], str], index: str = "") -> str:
+    """Return one page with these sections. `link` gives the address of a suite. A suite's page has an `index`."""
+    with needing("report", "the HTML report"):
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+        from markupsafe import Markup
+    has_charts = any(section.pictures for section in sections)
+    style, script = _template("report.css"), _template("report.js")
+    if has_charts:
+        config = f"const CHART_CONFIG = {json.dumps(CONFIG)};"
+        script = "\n".join(([] if index else [runtime()]) + [config, script, _template("charts.js")])
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    environment = Environment(
+        loader=PackageLoader("dipole.benchmarks", "templates"),
+        autoescape=True,
+        # Control characters of a text become escapes. Our own files and charts are Markup, which stays.
+        finalize=lambda value: printable(value) if type(value) is str else value,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    # The only texts that bypass escaping: our own files, and charts, which escape what they are given.
+    trusted: Callable[[str], Any] = Markup
+    return environment.get_template("report.html").render(
+        report=report,
+        sections=sections,
+        link=link,
+        index=index,
+        runtime=RUNTIME if index and has_charts else "",
+        version=__version__,
+        script=trusted(script),
+        script_hash=digest,
+        style=trusted(style),
+        drawn=lambda picture, is_now: trusted(_drawn(picture, is_now)),
+        at_once=drawn_at_once,
+        notes=lambda pictures: list(dict.fromkeys(picture.note for picture in pictures if picture.note)),
+        is_number=lambda value: isinstance(value, int | float),
+        last=DETECTABLE,
+    )
+
+
+def _drawn(picture: Picture, is_now: bool) -> str:
+    """Return a chart as SVG if it is drawn now, and its spec in a template element."""
+    spec = picture.chart.spec
+    name = escape(picture.chart.description, quote=True)
+    packed = {**spec, "datasets": {key: _packed(rows) for key, rows in spec["datasets"].items()}}
+    data = json.dumps(packed, separators=(",", ":"), allow_nan=False)
+    for char in "<>&":
+        data = data.replace(char, f"\\u{ord(char):04x}")
+    label = f'role="img" aria-label="{name}"'
+    drawn = f'<div class="drawn" {label}></div>'
+    if is_now:
+        drawn = f'<div class="drawn">{to_svg(spec).replace("<svg ", f"<svg {label} ", 1)}</div>'
+    return f"{drawn}<template>{data}</template>"
+
+
+def _packed(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return rows as columns with repeated texts as indices. charts.js unpacks them."""
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row.get(name) for row in rows]
+        texts: list[Any] = list(dict.fromkeys(value for value in values if isinstance(value, str)))
+        if len(texts) * 2 < len(values) and all(isinstance(value, str) for value in values):
+            found[name] = {"of": texts, "at": [texts.index(value) for value in values]}
+        else:
+            found[name] = values
+    return found
+
+
+def _template(name: str) -> str:
+    return files("dipole.benchmarks").joinpath("templates", name).read_text(encoding="utf-8")

@@ -12,9 +12,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from dipole.benchmarks.manifest import read_records
-from dipole.benchmarks.run.bench import EngineName, make_engine, make_runs_folder, run_jobs
+from dipole.benchmarks.run.bench import EngineName, consoles, make_engine, make_runs_folder, run_jobs, say
 from dipole.benchmarks.run.engine import Engine, EngineTask, LocalEngine, TaskResult, visible_gpus
-from dipole.benchmarks.run.terminal import consoles, say
 from dipole.benchmarks.run.worker import ask_to_stop
 from dipole.benchmarks.suite import Job
 from dipole.benchmarks.sweep.space import Dimension, Value, corners, read_space, settings

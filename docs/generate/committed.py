@@ -10,11 +10,9 @@ from functools import cache
 from dipole.benchmarks.manifest import RowEntry
 from dipole.benchmarks.report import findings
 from dipole.benchmarks.report.chart import Chart, light, to_svg, with_colours
-from dipole.benchmarks.report.contents import Report, Section
-from dipole.benchmarks.report.html import to_pages
 from dipole.benchmarks.report.table import Cell, ReportTable, escaped, to_markdown
 from dipole.benchmarks.report.tables import results_table
-from dipole.benchmarks.report.write import make_report
+from dipole.benchmarks.report.write import Report, Section, make_report, to_pages
 from dipole.benchmarks.results_file import SHIPPED
 from dipole.benchmarks.statistics import LEVEL
 from dipole.benchmarks.suite_results import CellResult, Gathered, SuiteResults, gather

@@ -40,8 +40,7 @@ import committed
 import evidence
 import install
 
-from dipole.benchmarks.claims.explain import why
-from dipole.benchmarks.claims.judge import JudgedClaim
+from dipole.benchmarks.claims.judge import JudgedClaim, why
 from dipole.benchmarks.report import charts, findings
 from dipole.benchmarks.report.ranking import ranks
 from dipole.benchmarks.report.tables import results_table

@@ -40,7 +40,7 @@ if importlib.util.find_spec("dipole") is None:  # on Colab, for example
 
 # %%
 from dipole.benchmarks.claims import published
-from dipole.benchmarks.claims.explain import why
+from dipole.benchmarks.claims.judge import why
 
 TABLE = "arora-table2-text"
 table = published.table(TABLE)

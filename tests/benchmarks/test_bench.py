@@ -20,6 +20,7 @@ from dipole.benchmarks.manifest import BENCH, read_records
 from dipole.benchmarks.report.table import Cell, ReportTable
 from dipole.benchmarks.run import bench
 from dipole.benchmarks.run import engine as engines
+from dipole.benchmarks.run.bench import print_table
 from dipole.benchmarks.run.engine import (
     EngineTask,
     LocalEngine,
@@ -29,7 +30,6 @@ from dipole.benchmarks.run.engine import (
     run_worker,
     visible_gpus,
 )
-from dipole.benchmarks.run.terminal import print_table
 from dipole.benchmarks.run.worker import locked
 from dipole.core.cli import main
 from dipole.core.utils.errors import ConfigError

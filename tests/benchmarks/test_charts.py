@@ -12,8 +12,8 @@ import pytest
 from scipy import stats
 
 from dipole.benchmarks.manifest import ColumnEntry
-from dipole.benchmarks.report import charts, contents
-from dipole.benchmarks.report.chart import NARROW, short, to_files, to_svg
+from dipole.benchmarks.report import charts
+from dipole.benchmarks.report.chart import DRAWN, MOST_LINES, MOST_ROWS, NARROW, drawn_at_once, short, to_files, to_svg
 from dipole.benchmarks.report.chart_types import (
     ChartRow,
     Line,
@@ -174,7 +174,7 @@ def test_grids_are_heat_maps_and_a_sweep_of_one_option_is_a_line(runs_folder):
 
 
 def test_losses_keep_their_levels_histograms_have_one_scale_and_many_lines_become_a_heat_map(runs_folder):
-    rows = [(f"m{i}", f"m{i}", None) for i in range(contents.MOST_LINES + 2)]
+    rows = [(f"m{i}", f"m{i}", None) for i in range(MOST_LINES + 2)]
     results = runs_folder.results("many", rows, "a", lambda r, c, s: 0.5, seeds=(0,))
     found = charts.pictures(results, RunFiles(folder=runs_folder.path))
     loss = found["Training loss"][0].chart
@@ -251,7 +251,7 @@ def test_twenty_models_of_many_seeds_are_readable(runs_folder, tmp_path):
     runs_folder.suite("many", rows, [("a", "vision")], seeds=range(8), **more)
     (section,) = write_report(runs_folder.path, tmp_path / "report.html").sections
     for picture_ in (one for group in section.pictures.values() for one in group):
-        for name, most in (("series", contents.MOST_LINES), ("label", contents.MOST_ROWS), ("row", contents.MOST_ROWS)):
+        for name, most in (("series", MOST_LINES), ("label", MOST_ROWS), ("row", MOST_ROWS)):
             assert len({row.get(name) for row in picture_.chart.rows}) <= most
     (losses,) = {one.note for one in section.pictures["Training loss"]}
     assert "10 of 20 models: the base and the best" in losses
@@ -267,7 +267,7 @@ def test_further_pictures_are_drawn_when_unfolded(runs_folder, tmp_path):
     runs_folder.suite("wide", rows, [(f"c{i}", "vision") for i in range(6)], lambda r, c, s: 0.5, seeds=(0,))
     (section,) = write_report(runs_folder.path, tmp_path / "report.html").sections
     losses = section.pictures["Training loss"]
-    assert (len(losses), contents.drawn_at_once(losses)) == (18, contents.DRAWN)
+    assert (len(losses), drawn_at_once(losses)) == (18, DRAWN)
     html = (tmp_path / "report.html").read_text()
     assert all(text in html for text in ("Training loss: 6 more", *(one.caption for one in losses)))
 

@@ -11,12 +11,11 @@ from rich.console import Console
 from scipy import stats
 
 from dipole.benchmarks.claims import published, verdicts
-from dipole.benchmarks.claims.claim_specs import ClaimPart
-from dipole.benchmarks.claims.explain import deciding, reach, why
-from dipole.benchmarks.claims.judge import judge_claim
+from dipole.benchmarks.claims.judge import deciding, judge_claim, reach, why
+from dipole.benchmarks.claims.protocol import ClaimPart
 from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NO_ROOM, NOT_LEARNT, NOTHING, UNDECIDED, Evidence
 from dipole.benchmarks.report.write import write_report
-from dipole.benchmarks.run.terminal import print_results
+from dipole.benchmarks.run.bench import print_results
 from dipole.benchmarks.statistics import Summary, summarize
 from dipole.benchmarks.statistics.differences import Estimate, of_pairs, of_sample
 from tests.benchmarks.claim_data import Grid, grids, read_claims

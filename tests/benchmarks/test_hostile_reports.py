@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 
 from dipole.benchmarks.manifest import read_manifests, read_records
-from dipole.benchmarks.report.html import to_html
-from dipole.benchmarks.report.write import make_report, to_markdown, write_report
+from dipole.benchmarks.report.write import make_report, to_html, to_markdown, write_report
 from dipole.benchmarks.suite import read_suite, suites
 from dipole.benchmarks.sweep.study import read_summaries
 from dipole.core.train.recipe import read_recipe

@@ -11,8 +11,7 @@ from scipy import stats
 
 from dipole.benchmarks import papers as page
 from dipole.benchmarks.claims import published, verdicts
-from dipole.benchmarks.claims.explain import why
-from dipole.benchmarks.claims.judge import judge_claim
+from dipole.benchmarks.claims.judge import judge_claim, why
 from dipole.benchmarks.claims.protocol import deviations, differs, facts_of, leaves, papers, protocol_differences
 from dipole.benchmarks.claims.published import Claim, PrintedCell
 from dipole.benchmarks.claims.verdicts import (

@@ -15,7 +15,7 @@ import pytest
 
 from dipole.benchmarks.claims import published
 from dipole.benchmarks.manifest import is_done, read_records, write_manifest
-from dipole.benchmarks.report import charts, claim_tables, findings, overview, ranking, tables
+from dipole.benchmarks.report import charts, findings, overview, ranking, tables
 from dipole.benchmarks.report.findings import empty_columns
 from dipole.benchmarks.report.ranking import ranks
 from dipole.benchmarks.report.table import to_csv
@@ -113,7 +113,7 @@ def test_claims_and_verdicts_of_a_suite(runs_folder):
     found = runs_folder.read(found.manifest.model_copy(update={"protocol": {"dataset": "digits"}}))
     assert found.cell("SimCLR (CL)", "CIFAR-10").comparison.verdict == "other protocol"
     assert {c.claim.id: c.full_verdict for c in found.claims()}["cacr-c12"] == "agrees (other protocol)"
-    every = {row[0].text: row for row in claim_tables.every_claim_table({found.manifest.name: found.claims()}).rows}
+    every = {row[0].text: row for row in tables.every_claim_table({found.manifest.name: found.claims()}).rows}
     assert every["cacr-c12"][-1].text == "cacr-table6-small: agrees (other protocol)"
     assert every["cacr-c12"][-2].text == "12 of 12"
     assert "dataset: digits (paper: CIFAR-10, CIFAR-100, STL-10)" in found.protocol_notes

@@ -14,8 +14,8 @@ from dipole.benchmarks.report import findings
 from dipole.benchmarks.report.charts import pictures
 from dipole.benchmarks.report.tables import beside_table
 from dipole.benchmarks.results_file import RunFiles
+from dipole.benchmarks.run.bench import print_plan, reporter
 from dipole.benchmarks.run.reference import START, work_of
-from dipole.benchmarks.run.terminal import print_plan, reporter
 from dipole.benchmarks.statistics import power
 from dipole.benchmarks.suite import read_suite, suites
 from dipole.benchmarks.suite_results import SuiteResults
