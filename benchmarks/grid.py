@@ -59,9 +59,8 @@ class Grid:
         """Return the grid of the other axes."""
         kept = {axis: values for axis, values in self.axes.items() if axis not in left_out}
         zipped = tuple(left for group in self.zipped if (left := tuple(axis for axis in group if axis in kept)))
-        return replace(
-            self, axes=kept, zipped=zipped, excluded=tuple(e for e in self.excluded if e.keys() <= kept.keys())
-        )
+        excluded = tuple(out for out in self.excluded if out.keys() <= kept.keys())
+        return replace(self, axes=kept, zipped=zipped, excluded=excluded)
 
 
 def expand(suite: Entry) -> dict[str, Any]:

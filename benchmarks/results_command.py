@@ -96,9 +96,8 @@ def of_suite(found: Gathered, manifest: Manifest) -> StoredSuite:
         curves = {name: curve for name, curve in files.curves(job.hash, names).items() if curve.steps}
         measured = _measured(found, job.hash)
         results = {name: value for name, value in record.results.items() if name not in measured}
-        runs[job.hash] = StoredRun(
-            record.model_copy(update={"results": results, "identity": None}), curves, measured, points
-        )
+        record = record.model_copy(update={"results": results, "identity": None})
+        runs[job.hash] = StoredRun(record, curves, measured, points)
     return StoredSuite(manifest, runs)
 
 

@@ -30,8 +30,7 @@ from dipole.core.utils.received import read_toml
 from dipole.core.utils.text import shortened
 
 ScaleName = Literal["small", "paper"]
-
-
+Shown = Literal["curves", "histogram", "columns", "entropy", "rank", "scatter", "paths", "pairs"]
 CHANGED = "changed by --set"
 """The protocol entry for settings that the command line changed."""
 OF_THE_MACHINE = ("device", "text.senteval", "text.cache")
@@ -104,9 +103,7 @@ class Scale(Settings):
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
     recipe: str | None = None
     processes: int = Field(1, ge=1, description="processes per run, started through torchrun if more than one")
-    shared_process: bool = Field(
-        False, description="a worker process runs many runs, one after another: for runs of seconds on a processor"
-    )
+    shared_process: bool = Field(False, description="a process runs many runs: for those of seconds on a processor")
     set: tuple[str, ...] = ()
     columns: tuple[Column, ...] | None = Field(None, description="in place of the suite's columns")
     rows: tuple[MethodRow, ...] | None = Field(None, description="in place of the suite's rows")
@@ -114,9 +111,7 @@ class Scale(Settings):
     protocol: dict[str, str | int | float] = Field(
         default_factory=dict, description="what is done otherwise than in the paper; empty means the paper's protocol"
     )
-    not_decidable: str = Field(
-        "", description="why this scale cannot decide anything; its results are shown and counted nowhere"
-    )
+    not_decidable: str = Field("", description="why this scale cannot decide anything: its results are counted nowhere")
 
 
 class Suite(Settings):
@@ -129,10 +124,7 @@ class Suite(Settings):
     base: str | None = Field(None, description="label of the row that the others are tested against")
     x_label: str = Field("", description="figures over columns: what the columns are, with its unit")
     y_label: str = ""
-    show: tuple[Literal["curves", "histogram", "columns", "entropy", "rank", "scatter", "paths", "pairs"], ...] = (
-        "curves",
-        "histogram",
-    )
+    show: tuple[Shown, ...] = ("curves", "histogram")
     note: str = ""
     columns: tuple[Column, ...] = ()
     rows: tuple[MethodRow, ...] = ()
@@ -465,9 +457,7 @@ def _table(values: Mapping[str, Any]) -> str:
     text = toml_text({key: value for key, value in values.items() if key not in LISTS})
     for key in LISTS:
         if key in values:
-            entries = [
-                toml_text({"x": [entry]}).strip().removeprefix("x = [").removesuffix("]") for entry in values[key]
-            ]
+            entries = [toml_text({"x": [each]}).strip().removeprefix("x = [").removesuffix("]") for each in values[key]]
             text += f"{key} = [\n" + "".join(f"    {entry},\n" for entry in entries) + "]\n"
     return text
 

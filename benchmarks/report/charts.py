@@ -309,9 +309,7 @@ def other_runs(groups: Mapping[str, Sequence[RunRecord]], runs: RunFiles) -> dic
         names = [LOSS, *map(logged_name, metrics)]
         read = {label: [runs.curves(record.hash, names) for record in each] for label, each in by.items()}
         for metric in metrics:
-            samples = {
-                label: [v for r in each if (v := r.results.get(metric)) is not None] for label, each in by.items()
-            }
+            samples = {name: [v for r in each if (v := r.results.get(metric)) is not None] for name, each in by.items()}
             title = f"{task}: {metric}"
             caption = f"{title}. Mean, {INTERVAL}, small dots the runs."
             found["Comparison"] += _compared(title, metric, samples, "objectives", caption)

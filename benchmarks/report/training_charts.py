@@ -151,9 +151,7 @@ def mean_line(label: str, curves: Sequence[Curve], factor: float = 1.0) -> Line:
 
 def lines_of(curves: Curves, name: str, factor: float = 1.0) -> list[Line]:
     """Return the mean line of one quantity for each row that has it."""
-    lines = [
-        mean_line(label, [seed[name] for seed in seeds if name in seed], factor) for label, seeds in curves.items()
-    ]
+    lines = [mean_line(label, [run[name] for run in runs if name in run], factor) for label, runs in curves.items()]
     return [line for line in lines if line.x]
 
 

@@ -4,22 +4,25 @@ import base64
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from dipole.benchmarks.claims.judge import JudgedClaim
-from dipole.benchmarks.report import charts, findings, overview, ranking, searches, tables
-from dipole.benchmarks.report.chart import CONFIG, Chart, Picture, drawn_at_once, runtime, to_files, to_svg
-from dipole.benchmarks.report.table import ReportTable, escaped, to_csv, to_json, to_latex
+from dipole.benchmarks.report import charts, findings, overview, ranking, tables
+from dipole.benchmarks.report.chart import CONFIG, Chart, Picture, drawn_at_once, pictured, runtime, to_files, to_svg
+from dipole.benchmarks.report.chart_types import scatter_chart
+from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, escaped, to_csv, to_json, to_latex
 from dipole.benchmarks.report.table import to_markdown as table_to_markdown
 from dipole.benchmarks.report.tables import DETECTABLE
 from dipole.benchmarks.results_file import RunFiles
 from dipole.benchmarks.suite_results import Gathered, SuiteResults, gather
-from dipole.benchmarks.sweep.study import read_summaries
+from dipole.benchmarks.sweep.study import SearchSummary, TrialLine, read_summaries
 from dipole.core.record import RunRecord, now
 from dipole.core.utils.errors import ConfigError, RecordError
 from dipole.core.utils.extras import needing
@@ -123,10 +126,7 @@ def make_report(runs: Path | Sequence[Path], gathered: Gathered | None = None) -
     asked = {job.hash for suite in suites for job in suite.jobs}
     for place in filter(Path.is_dir, places):
         searched, unreadable = read_summaries(place)
-        for each in searched:
-            shown, slices = searches.search_tables(each, gathered.done), searches.slices(each)
-            about = f"search-{each.name}", f"Search: {each.name}", searches.spent(each), searches.notes(each)
-            sections.append(Section(*about, shown, {"Slices": slices} if slices else {}))
+        sections += [_search(each, gathered.done) for each in searched]
         asked |= {trial.run for each in searched for trial in each.trials}
         problems += unreadable
     others = [record for name, record in gathered.records.items() if name not in asked]
@@ -344,3 +344,88 @@ def _packed(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _template(name: str) -> str:
     return files("dipole.benchmarks").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def _search(search: SearchSummary, records: Mapping[str, RunRecord]) -> Section:
+    """Return the section of a search (`dipole sweep`): trials spent, the winner on both parts, and what mattered."""
+    states = Counter(trial.state for trial in search.trials)
+    ended = ", ".join(f"{count} {state}" for state, count in states.items()) or "none begun"
+    spent = f"{search.recipe}: {counted(len(search.trials), 'trial')} ({ended}), compared by {search.metric}"
+    notes = (
+        "Trials are measured on a validation part of the training data. The winner's value there is the best of many "
+        "and so too optimistic. The result is its seeds on the test part, which no trial has seen.",
+        f"Space: {', '.join(search.space)}.",
+    )
+    shown = [_winner(search, records)]
+    if search.importance:
+        rows = [(Cell(key), Cell(f"{100 * share:.0f}", share)) for key, share in search.importance.items()]
+        note = "How much each key separates the best trials from the others (PED-ANOVA)."
+        head = ("key", "share (%)")
+        shown.append(ReportTable(f"{search.name}-importance", "What mattered", head, rows, note, frozenset({"key"})))
+    shown.append(_trials(search))
+    pictures = {"Slices": drawn} if (drawn := _slices(search)) else {}
+    return Section(f"search-{search.name}", f"Search: {search.name}", spent, notes, shown, pictures)
+
+
+def _winner(search: SearchSummary, records: Mapping[str, RunRecord]) -> ReportTable:
+    best = next((trial for trial in search.trials if trial.number == search.best), None)
+    seeds = [records[run].results.get(search.metric) for run in search.winner if run in records]
+    tested = [value for value in seeds if value is not None]
+    rows = []
+    if best is not None:
+        value = Cell(_number(best.value), best.value)
+        rows.append((Cell("validation"), value, Cell(f"trial {best.number}"), _values(best)))
+    if tested:
+        spread, many = "", "one seed"
+        if len(tested) > 1:
+            spread, many = f"+- {stdev(tested):.3g}", f"{len(tested)} seeds"
+        rows.append((Cell("test"), Cell(_number(fmean(tested)), fmean(tested), spread), Cell(many), EMPTY))
+    return ReportTable(f"{search.name}-winner", "The winner", ("part", search.metric, "of", "values"), rows)
+
+
+def _trials(search: SearchSummary) -> ReportTable:
+    sign = -1 if search.maximize else 1
+    ordered = sorted(search.trials, key=lambda each: (each.value is None, sign * (each.value or 0.0), each.number))
+    rows = [
+        (
+            Cell(str(trial.number), trial.number),
+            Cell(trial.state),
+            Cell(_number(trial.value), trial.value, mark="best" if trial.number == search.best else ""),
+            _values(trial),
+            Cell(trial.run),
+        )
+        for trial in ordered
+    ]
+    head = ("trial", "state", search.metric, "values", "run")
+    return ReportTable(f"{search.name}-trials", "Trials", head, rows, "", frozenset({"run"}), is_folded=True)
+
+
+def _values(trial: TrialLine) -> Cell:
+    return Cell(", ".join(f"{key}={_number(value)}" for key, value in trial.values.items()))
+
+
+def _number(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "" if value is None else str(value)
+
+
+def _slices(search: SearchSummary) -> list[Picture]:
+    """Draw the metric over each numeric key, and over the trials in order."""
+    done = [trial for trial in search.trials if trial.value is not None]
+    places = [(f"{search.metric} by trial", "trial", {trial.number: float(trial.number) for trial in done})]
+    for text in reversed(search.space):
+        key, _, how = text.partition("=")
+        label = key
+        if how.startswith("log"):
+            label += " (searched in its logarithm)"
+        values = {trial.number: trial.values.get(key) for trial in done}
+        numbers = {n: float(v) for n, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+        places.insert(0, (f"{search.metric} over {key}", label, numbers))
+    found = []
+    for title, label, at in places:
+        points = [(at[trial.number], float(trial.value or 0.0)) for trial in done if trial.number in at]
+        if len({x for x, _ in points}) > 1:
+            chart = scatter_chart(title, label, search.metric, {"trials": points}, is_equal=False)
+            found += pictured(chart, f"{title}, on the validation part.")
+    return found

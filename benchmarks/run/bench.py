@@ -248,11 +248,11 @@ def make_engine(
     if slurm and engine != "slurm":
         raise ConfigError(f"--slurm {' '.join(f'{k}={v}' for k, v in slurm.items())} belongs to --engine slurm.")
     if engine == "slurm":
-        from dipole.benchmarks.run.slurm_engine import SlurmEngine
+        from dipole.benchmarks.run.cluster_engines import SlurmEngine
 
         return SlurmEngine(jobs, threads, slurm)
     if engine == "ray":
-        from dipole.benchmarks.run.ray_engine import RayEngine
+        from dipole.benchmarks.run.cluster_engines import RayEngine
 
         return RayEngine(jobs, threads)
     if shared_process:
@@ -321,7 +321,8 @@ def print_plan(console: Console, sized: Sized, plan: Plan) -> None:
 
 
 def print_cells(console: Console, sized: Sized) -> None:
-    say(console, f"recipe {sized.scale.recipe or '-'}, seeds {', '.join(map(str, sized.seeds))}")
+    recipe = sized.scale.recipe and f"recipe {sized.scale.recipe}"  # without one, columns or rows name theirs
+    say(console, ", ".join(filter(None, [recipe, f"seeds {', '.join(map(str, sized.seeds))}"])))
     if sized.not_decidable:
         say(console, findings.of_mark(sized.not_decidable))
     if sized.scale.set:

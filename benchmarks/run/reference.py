@@ -140,13 +140,11 @@ def calibration() -> float:
 
 def basis() -> str:
     entries = [*table()["runs"], *table()["steps"]]
-    machines = (
-        f"{', '.join(sorted({entry['machine'] for entry in entries}))}, {max(entry['date'] for entry in entries)}"
-    )
+    machines, date = ", ".join(sorted({entry["machine"] for entry in entries})), max(entry["date"] for entry in entries)
     return (
-        f"by short runs on {machines}, times {calibration() / table()['steps'][0]['pace']:.2g} for the pace of this "
-        "machine's processor, idle; a GPU is faster, a machine that is shared slower. Earlier runs of the folder come "
-        "first."
+        f"by short runs on {machines}, {date}, times {calibration() / table()['steps'][0]['pace']:.2g} for the pace of "
+        "this machine's processor, idle; a GPU is faster, a machine that is shared slower. Earlier runs of the folder "
+        "come first."
     )
 
 

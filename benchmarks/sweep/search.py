@@ -16,8 +16,18 @@ from dipole.benchmarks.run.bench import EngineName, consoles, make_engine, make_
 from dipole.benchmarks.run.engine import Engine, EngineTask, LocalEngine, TaskResult, visible_gpus
 from dipole.benchmarks.run.worker import ask_to_stop
 from dipole.benchmarks.suite import Job
-from dipole.benchmarks.sweep.space import Dimension, Value, corners, read_space, settings
-from dipole.benchmarks.sweep.study import SWEEPS, SearchSummary, Study, TrialLine, path_of
+from dipole.benchmarks.sweep.study import (
+    SWEEPS,
+    Dimension,
+    SearchSummary,
+    Study,
+    TrialLine,
+    Value,
+    corners,
+    path_of,
+    read_space,
+    settings,
+)
 from dipole.core.record import read_record
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load_recipe

@@ -18,9 +18,8 @@ import pytest
 from dipole.benchmarks.manifest import BENCH, read_records
 from dipole.benchmarks.run import worker
 from dipole.benchmarks.run.bench import make_engine
+from dipole.benchmarks.run.cluster_engines import RayEngine, SlurmEngine, on_node, pack, unpack
 from dipole.benchmarks.run.engine import EngineTask, LocalEngine, PoolEngine, log_of
-from dipole.benchmarks.run.ray_engine import RayEngine, on_node, pack, unpack
-from dipole.benchmarks.run.slurm_engine import SlurmEngine
 from dipole.benchmarks.run.worker import TakenError, is_held, locked
 from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import train

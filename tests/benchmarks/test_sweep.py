@@ -14,8 +14,16 @@ from dipole.benchmarks.run.worker import ask_to_stop
 from dipole.benchmarks.suite import Job
 from dipole.benchmarks.sweep import search
 from dipole.benchmarks.sweep.search import sweep
-from dipole.benchmarks.sweep.space import Dimension, corners, read_space, settings
-from dipole.benchmarks.sweep.study import SWEEPS, SearchSummary, Study, read_summaries
+from dipole.benchmarks.sweep.study import (
+    SWEEPS,
+    Dimension,
+    SearchSummary,
+    Study,
+    corners,
+    read_space,
+    read_summaries,
+    settings,
+)
 from dipole.core.record import read_part, read_record
 from dipole.core.train.recipe import load_recipe
 from dipole.core.utils.errors import ConfigError
