@@ -193,11 +193,8 @@ def judge_claims(
 ) -> list[JudgedClaim]:
     """Judge the claims of one paper on our numbers, as one family of tests.
 
-    Args:
-        claims: of one paper.
-        tables: a table for each table's id, as far as we have it.
-        by_protocol: ids of the tables that we filled by the paper's protocol.
-        not_decidable: why the suite cannot decide anything, or "". Its claims have no p-value then.
+    `tables` are those that we have, by id, and `by_protocol` the ids of those that we filled by the paper's protocol.
+    If the suite is `not_decidable`, its claims have no p-value.
     """
     judged = [judge_claim(claim, tables) for claim in claims]
     found = []

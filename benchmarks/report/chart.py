@@ -72,20 +72,11 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart: the data as Vega reads them, words, and the function that draws.
+    """One chart: the data as Vega reads them, words, and the function that draws, given the module `altair`.
 
-    Args:
-        title: its title.
-        x_label: title of the x axis.
-        y_label: title of the y axis, or "" for names of rows.
-        rows: the data.
-        shown: the contents in words, for readers who cannot see the picture.
-        draw: returns the Altair chart, given the module `altair`.
-        columns: the fields of `rows` in the table of numbers, with their names there.
-        datasets: further data, by name.
-        is_narrow: whether three of these fit in a row.
-        is_large: whether it takes the place of three in the number of pictures that a page draws at once.
-        table: the table of numbers, in place of one from `columns`.
+    Without a `y_label` the y axis has names of rows. `shown` is the contents in words, for readers who cannot see the
+    picture. `columns` are the fields of `rows` in the table of numbers, with their names there, or `table` is this
+    table. Three that are narrow fit in a row. A large one counts as three of those that a page draws at once.
     """
 
     title: str

@@ -98,19 +98,7 @@ class Planned:
     effect: float
     words: str
     test: PairedTest
-    alpha: float
-
-    @property
-    def power(self) -> float:
-        """Probability that the test shows the effect, at the first step of Holm's correction."""
-        test = self.test
-        return power(self.effect, test.spread, test.n, self.alpha, test.method != "Welch", test.larger)
-
-    @property
-    def more_seeds(self) -> int:
-        paired = self.test.method != "Welch"
-        seeds = seeds_needed(self.effect, self.test.spread, alpha=self.alpha, is_paired=paired, limit=MOST_SEEDS)
-        return max(0, (seeds or MOST_SEEDS) - self.test.n)
+    alpha: float  # at the first step of Holm's correction
 
 
 def planned(suite: SuiteResults) -> list[Planned]:
@@ -138,7 +126,12 @@ def more_seeds(suite: SuiteResults) -> Cell:
     tests = planned(suite)
     if not tests:
         return EMPTY
-    more = median_high([each.more_seeds for each in tests])
+    missing = []
+    for each in tests:
+        paired = each.test.method != "Welch"
+        seeds = seeds_needed(each.effect, each.test.spread, alpha=each.alpha, is_paired=paired, limit=MOST_SEEDS)
+        missing.append(max(0, (seeds or MOST_SEEDS) - each.test.n))
+    more = median_high(missing)
     text = "none" if more == 0 else str(more)
     if more >= MOST_SEEDS // 2:
         text = "thousands"
@@ -150,7 +143,11 @@ def power_cell(suite: SuiteResults) -> Cell:
     tests = planned(suite)
     if not tests:
         return EMPTY
-    value = median([each.power for each in tests])
+    shown = []
+    for each in tests:
+        test = each.test
+        shown.append(power(each.effect, test.spread, test.n, each.alpha, test.method != "Welch", test.larger))
+    value = median(shown)
     return Cell(f"{100 * value:.0f} %", value)
 
 

@@ -73,12 +73,8 @@ def rank_objectives(
 ) -> list[Rank]:
     """Rank objectives over tasks, best rank of means first. Objectives without results on a task come last, unranked.
 
-    Args:
-        tasks: task -> objective -> value by seed.
-        base: the objective the others are compared with.
-        decided: significant differences from the base of each objective, larger is better.
-        lower_is_better: tasks whose values are costs. They enter with the sign turned.
-        runs: a name for each task. Tasks of one name are measured on the same runs. Default: all are.
+    `tasks` has values by seed: task -> objective -> seed. `decided` has the significant differences from the base of
+    each objective, larger is better. Tasks of one name in `runs` are measured on the same runs (default: all are).
     """
     from scipy.stats import rankdata  # late: it takes a second
 

@@ -81,14 +81,15 @@ def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None
     texts: dict[Path, str | bytes] = {}
     folders = [folder for folder in [figures] if folder is not None]
     if output.is_dir() or output.suffix == "":
-        texts = {**_html(report, output / "report.html"), output / "report.md": to_markdown(report)}
+        texts = {output / name: text for name, text in to_pages(report, "report").items()}
+        texts[output / "report.md"] = to_markdown(report)
         for table in report.tables:
             texts |= {output / f"{table.name}.csv": to_csv(table), output / f"{table.name}.tex": to_latex(table)}
             if table.name.endswith(("-claims", "every-claim")):
                 texts[output / f"{table.name}.json"] = to_json(table)
         folders.append(output / "charts")
     elif output.suffix == ".html":
-        texts |= _html(report, output)
+        texts = {output.parent / name: text for name, text in to_pages(report, output.stem).items()}
     else:
         texts = {output: to_markdown(report)}
     for name, text in _figures(report) if folders else ():
@@ -204,13 +205,6 @@ def _notes(results: SuiteResults) -> Iterable[str]:
         yield from table.notes
 
 
-def _html(report: Report, path: Path) -> dict[Path, str | bytes]:
-    """Return a report as one file, or of many suites as an index and a folder of the same name with their pages."""
-    if not report.summary:
-        return {path: to_html(report)}
-    return {path.parent / name: text for name, text in to_pages(report, path.stem).items()}
-
-
 def check_output(output: Path) -> None:
     """Raise ConfigError if a report cannot have that name, because it says no format."""
     if not output.is_dir() and (output.suffix not in ("", ".html", ".md") or output.name in (".html", ".md")):
@@ -251,18 +245,15 @@ RUNTIME = "vega.js"
 """Vega in the folder of a report of several pages, once for all of them."""
 
 
-def to_html(report: Report) -> str:
-    """Return the report as one HTML file that needs no other file.
-
-    The first pictures of a kind are SVG and need no script. Vega draws their specs when the pointer is over them, and
-    draws the other pictures when they are unfolded. Raise ConfigError if Jinja or, if there is something to draw,
-    Vega-Altair is not installed.
-    """
-    return _page(report, report.sections, "#{}".format)
-
-
 def to_pages(report: Report, name: str) -> dict[str, str]:
-    """Return a report of many suites as several files by path: NAME.html is the index, NAME/SUITE.html a suite."""
+    """Return a report as HTML by path: NAME.html, and of many suites NAME/SUITE.html for each.
+
+    No page needs another file but Vega. The first pictures of a kind are SVG and need no script. Vega draws their specs
+    when the pointer is over them, and draws the other pictures when they are unfolded. Raise ConfigError if Jinja or,
+    if there is something to draw, Vega-Altair is not installed.
+    """
+    if not report.summary:
+        return {f"{name}.html": _page(report, report.sections, "#{}".format)}
     suites = [section for section in report.sections if section.is_suite]
     others = [section for section in report.sections if not section.is_suite]
     found = {f"{name}.html": _page(report, others, f"{name}/{{}}.html".format)}

@@ -44,9 +44,8 @@ Answer = tuple[TaskResult | None, bytes | None]
 class RayEngine(Engine):
     """Jobs on the Ray cluster that RAY_ADDRESS names or that runs on this machine. Otherwise on a new local one.
 
-    Args:
-        jobs: jobs at a time over the whole cluster. Default: as many as its resources allow.
-        threads: cores of a job. Default: all cores of a node divided by its GPUs, or 1 without GPUs.
+    By default there are as many jobs at a time as its resources allow. `threads` are the cores of a job, by default all
+    of a node divided by its GPUs, or 1 without GPUs.
     """
 
     def __init__(self, jobs: int | None = None, threads: int | None = None) -> None:
@@ -151,11 +150,8 @@ def unpack(archive: bytes, runs: Path, name: str) -> None:
 class SlurmEngine(Engine):
     """Tasks as the jobs of a SLURM array, one node each.
 
-    Args:
-        jobs: array jobs at a time. Default: 16.
-        threads: cores of a job. Default: 4.
-        options: of sbatch, by submitit's names: partition, account, qos, time (minutes), gpus_per_node, mem, ...
-        cluster: "slurm", or "local" for processes on this machine.
+    `options` of sbatch have submitit's names: partition, account, qos, time (minutes), gpus_per_node, mem, ... The
+    `cluster` "local" is processes on this machine.
     """
 
     def __init__(

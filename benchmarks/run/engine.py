@@ -209,12 +209,10 @@ def _reason(code: int, log: Path, begin: int) -> str:
 
 
 class LocalEngine(Engine):
-    """A process per job: one at a time per GPU, or one per `threads` cores on a machine without GPUs.
+    """A process per job, by default one at a time per GPU, or per core on a machine without GPUs.
 
-    Args:
-        jobs: processes at a time. Default: one per GPU, or one per core without GPUs.
-        threads: computing threads of a process. Default: OMP_NUM_THREADS, or the cores divided among the processes.
-        gpus: names for CUDA_VISIBLE_DEVICES. Default: those this process sees.
+    `threads` of a process are by default OMP_NUM_THREADS, or the cores divided among the processes. `gpus` are names
+    for CUDA_VISIBLE_DEVICES, by default those this process sees.
     """
 
     def __init__(self, jobs: int | None = None, threads: int | None = None, gpus: Sequence[str] | None = None) -> None:
@@ -254,9 +252,7 @@ class LocalEngine(Engine):
 class PoolEngine(Engine):
     """Processes that run many jobs one after another. Starting a process takes longer than many small runs.
 
-    Args:
-        jobs: processes at a time. Default: one per core.
-        threads: computing threads of a process. Default: OMP_NUM_THREADS, or one, as small runs gain nothing from more.
+    There is one per core, with OMP_NUM_THREADS threads or one: small runs gain nothing from more.
     """
 
     shares_processes = True

@@ -86,7 +86,7 @@ def sweep(
             return 1
         winner = [search.job(best.params, f"seed={number}") for number in range(seeds)]
         search.write(study, [job.hash for job in winner])
-        chosen = ", ".join(search.settings(best.params))
+        chosen = ", ".join(settings(best.params, search.objective))
         number = counted(len(study.spent()), "trial")
         say(console, f"Best of {number}: number {best.number}, {metric} {best.value:.4g}: {chosen}")
         for key, share in study.importance().items():
@@ -140,7 +140,7 @@ class _Search:
         self.name = name or f"{Path(recipe).stem}-{digest}"
         if Path(self.name).name != self.name or self.name.startswith("."):
             raise ConfigError(f"--name: {self.name!r} is no name of a file.")
-        self._recipe, self._overrides, self._objective = recipe, tuple(overrides), base.objective
+        self._recipe, self._overrides, self.objective = recipe, tuple(overrides), base.objective
         self._metric, self._maximize, self._runs = metric, maximize, runs
         self._lock, (_, self._console) = threading.RLock(), consoles()
         self._failures = 0
@@ -149,12 +149,9 @@ class _Search:
         if base.train.evaluate_every is None:
             say(self._console, "Trials are not pruned: the recipe evaluates only at the end (train.evaluate_every).")
 
-    def settings(self, values: dict[str, Value]) -> list[str]:
-        return settings(values, self._objective)
-
     def job(self, values: dict[str, Value], last: str) -> Job:
         """Return the run of chosen values and a last setting."""
-        overrides = (*self._overrides, *self.settings(values), last)
+        overrides = (*self._overrides, *settings(values, self.objective), last)
         config = load_recipe(self._recipe, overrides).config
         return Job(config.hash, config, self._recipe, overrides)
 
@@ -185,7 +182,7 @@ class _Search:
                 outcome = "pruned"
             elif value is None:
                 self._failures += 1
-            say(self._console, f"trial {trial.number}: {outcome}  ({', '.join(self.settings(values))})")
+            say(self._console, f"trial {trial.number}: {outcome}  ({', '.join(settings(values, self.objective))})")
         self.write(study, [])
 
     def _prune(self, trial: Any, run: str, ended: threading.Event) -> bool:

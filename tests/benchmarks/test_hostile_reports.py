@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 
 from dipole.benchmarks.manifest import read_manifests, read_records
-from dipole.benchmarks.report.write import make_report, to_html, to_markdown, write_report
+from dipole.benchmarks.report.write import make_report, to_markdown, to_pages, write_report
 from dipole.benchmarks.suite import read_suite, suites
 from dipole.benchmarks.sweep.study import read_summaries
 from dipole.core.train.recipe import read_recipe
@@ -82,7 +82,7 @@ def test_no_number_of_a_record_stops_a_report(runs_folder):
         path.write_text(json.dumps(changed(record, place, ODD[number % len(ODD)] if number % 2 else 10**400)))
         report = make_report(runs)
         assert report.sections
-    to_html(report)
+    to_pages(report, "report")
     to_markdown(report)
 
 
