@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from dipole.core.cli import Runner
 from dipole.core.cli.output import write
 from dipole.core.cli.parser import add_runs
+from dipole.core.utils.errors import ConfigError, RecordError
+from dipole.core.utils.text import counted, number, printable, shortened, text_table
 
 if TYPE_CHECKING:
     from dipole.benchmarks.statistics import PairedTest
@@ -40,7 +42,6 @@ def compare(parser: argparse.ArgumentParser) -> Runner:
 
 def _compare(arguments: argparse.Namespace) -> int:
     from dipole.core.train.run_folder import find_run
-    from dipole.core.utils.errors import ConfigError
 
     one, other = (find_run(name, arguments.runs).path for name in (arguments.first, arguments.second))
     if one.resolve() == other.resolve():
@@ -85,8 +86,6 @@ def _print(
     numbers: list[dict[str, Any]],
     means: dict[str, list[float | None]],
 ) -> None:
-    from dipole.core.utils.text import counted, printable, shortened, text_table
-
     first, second = groups
     for title, group in (("first", first), ("second", second)):
         seeds = ", ".join(map(str, sorted(record.seed for record in group)))
@@ -121,8 +120,6 @@ def _print(
 
 
 def _table(numbers: list[dict[str, Any]]) -> str:
-    from dipole.core.utils.text import number, text_table
-
     table = [("result", "first", "second", "second - first", "p (Holm)", "detectable", "verdict")]
     for each in numbers:
         gap = number(each["difference"])
@@ -136,7 +133,6 @@ def _table(numbers: list[dict[str, Any]]) -> str:
 def _with_siblings(folder: Path) -> list[RunRecord]:
     """Return a run and one finished run of each other seed with the same settings, from the same folder."""
     from dipole.core.record import RECORD, read_record, run_folders, with_additions
-    from dipole.core.utils.errors import ConfigError, RecordError
 
     record = with_additions(read_record(folder / RECORD), folder)
     if record.status != "done":

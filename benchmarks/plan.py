@@ -12,7 +12,7 @@ import numpy as np
 
 from dipole.benchmarks.claims.published import PrintedCell
 from dipole.benchmarks.manifest import CellEntry, ColumnEntry
-from dipole.benchmarks.run.reference import START, Reckoned, kind_of, reckon
+from dipole.benchmarks.run.reference import START, Time, kind_of, reckon
 from dipole.benchmarks.statistics import LEVEL, detectable, seeds_needed
 from dipole.benchmarks.suite import Job, Sized, without_none
 from dipole.benchmarks.suite_results import SuiteResults
@@ -21,7 +21,6 @@ from dipole.core.train.config import RunConfig
 from dipole.core.train.domains import adapter_class
 from dipole.core.train.model import construct
 from dipole.core.utils.errors import DipoleError
-from dipole.core.utils.progress import duration
 from dipole.core.utils.text import counted
 
 
@@ -30,7 +29,7 @@ class Estimator:
 
     def __init__(self, records: Iterable[RunRecord]) -> None:
         self._seconds: dict[str, list[float]] = defaultdict(list)
-        self._table: dict[str, Reckoned] = {}
+        self._table: dict[str, Time] = {}
         for record in records:
             if record.status == "done" and record.wall_seconds > 0:
                 for key in _kinds(record.config):
@@ -47,7 +46,7 @@ class Estimator:
                 return median(self._seconds[key])
         return None
 
-    def total(self, configs: Sequence[RunConfig], slots: int, shares_processes: bool = False) -> "Time":
+    def total(self, configs: Sequence[RunConfig], slots: int, shares_processes: bool = False) -> Time:
         """Return the wall time of several runs, `slots` at a time. Each starts a process, unless runs share processes.
 
         Runs without a similar earlier run are estimated.
@@ -62,27 +61,12 @@ class Estimator:
         seconds = max((sum(every) + START * starts) / slots, max(every) + START * min(starts, 1))
         return Time(seconds, len(left), within)
 
-    def _reckoned(self, config: RunConfig) -> Reckoned:
+    def _reckoned(self, config: RunConfig) -> Time:
         """Look a run up in the table. Runs that differ in objective or seed are looked up once."""
         kind = json.dumps([kind_of(config), config.train.epochs, config.train.steps], sort_keys=True, default=str)
         if kind not in self._table:
             self._table[kind] = reckon(config)
         return self._table[kind]
-
-
-@dataclass(frozen=True)
-class Time:
-    """Seconds of several runs, how many of them the reference table estimates, and within which factor."""
-
-    seconds: float
-    reckoned: int
-    within: float
-
-    def __str__(self) -> str:
-        if self.within == 1.0:
-            return duration(self.seconds)
-        low, high = duration(self.seconds / self.within), duration(self.seconds * self.within)
-        return f"{duration(self.seconds)} ({low} to {high})"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from dipole.benchmarks.claims.judge import JudgedClaim
-from dipole.benchmarks.report import charts, findings, overview, ranking, tables
+from dipole.benchmarks.report import charts, findings, ranking, tables
 from dipole.benchmarks.report.chart import CONFIG, Chart, Picture, drawn_at_once, pictured, runtime, to_files, to_svg
 from dipole.benchmarks.report.chart_types import scatter_chart
 from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, escaped, to_csv, to_json, to_latex
@@ -113,12 +113,12 @@ def make_report(runs: Path | Sequence[Path], gathered: Gathered | None = None) -
     places = [runs] if isinstance(runs, Path) else list(runs)
     gathered = gathered or gather(places)
     files, problems = gathered.files, [*gathered.problems]
-    suites = sorted(gathered.suites, key=overview.by_paper)
+    suites = sorted(gathered.suites, key=findings.by_paper)
     claims = {suite.manifest.name: suite.claims(suites) for suite in suites}
     sections, summary = [_suite(suite, files, claims[suite.manifest.name]) for suite in suites], ""
-    if len(suites) > overview.FEW:
-        summary = overview.in_a_sentence(suites, claims)
-        both = overview.suites_table(suites, claims), overview.decided_table(suites, claims)
+    if len(suites) > findings.FEW:
+        summary = findings.in_a_sentence(suites, claims)
+        both = findings.suites_table(suites, claims), findings.decided_table(suites, claims)
         filled = [table for table in both if table.rows]
         sections.insert(0, Section("overview", "Overview", "One line for each suite", (), filled, {}))
     if (coverage := tables.coverage_table(suites)) is not None:
@@ -173,7 +173,7 @@ def _suite(results: SuiteResults, files: RunFiles, claims: Sequence[JudgedClaim]
     filled = [table.without_empty_columns() for table in shown if table is not None and table.rows]
     drawn, said = (
         {name: found for name, found in pictures.items() if found},
-        [*findings.of_suite(results, claims), *overview.of_power(results)],
+        [*findings.of_suite(results, claims), *findings.of_power(results)],
     )
     return Section(manifest.name, manifest.title, subtitle, list(_notes(results)), filled, drawn, said, True)
 

@@ -79,6 +79,7 @@ def bench(
     sized = suite.at(scale, overrides, seeds)
     wanted = sized.jobs()
     records = known_runs(known) | finished(runs)
+    left = [job for job in wanted if job.hash not in records]
     answer |= {"suite": name, "scale": scale}
     if plan_only:
         # A plan for a cluster needs no cluster.
@@ -87,25 +88,19 @@ def bench(
             slots = make_engine(engine, jobs, threads, slurm=slurm).slots
         plan = make_plan(sized, wanted, records, slots, effect)
         print_plan(console, sized, plan)
-        todo = [job for job in wanted if job.hash not in records]
-        found = (*faults(wanted, sized.scale.processes), *missing_data(todo))
-        cells = [
-            {"row": cell.row, "column": cell.column, "seed": cell.seed, "run": job.hash, "command": job.command}
-            for job in wanted
-            for cell in job.cells
-        ]
+        found = (*faults(wanted, sized.scale.processes), *missing_data(left))
+        about = [(cell, {"run": job.hash, "command": job.command}) for job in wanted for cell in job.cells]
+        cells = [cell.model_dump() | run for cell, run in about]
         answer |= {**plan.as_dict(), "faults": [str(fault) for fault in found], "cells": cells}
         for fault in found:
             say(console, f"cannot run: {fault}")
         return int(bool(found))
     chosen = make_engine(engine, jobs, threads, sized.scale.shared_process, slurm)
-    missing = {job.hash for job in wanted if job.hash not in records}
-    if mentions_shipped and not known and (count := len(shipped_runs(sized) & missing)):
+    if mentions_shipped and not known and (count := len(shipped_runs(sized) & {job.hash for job in left})):
         say(stderr, f"dipole ships the results of {count} of {len(wanted)} runs: --known {SHIPPED_NAME}.")
     if not overrides and (kept := stored_overrides(known).get((sized.suite.name, scale))):
         settings = " ".join(f"--set {quote(each)}" for each in kept)
         say(stderr, f"The known results were made with {settings}. Add this, or all runs are repeated.")
-    left = [job for job in wanted if job.hash in missing]
     faulty = missing_data(left)
     failing = {cell for fault in faulty for cell in fault.cells}
     if faulty and all(failing.issuperset(job.cells) for job in left):

@@ -25,6 +25,7 @@ from dipole.core.train.config import RunConfig
 from dipole.core.utils.cache import kept_json
 from dipole.core.utils.errors import DipoleError
 from dipole.core.utils.process import boot
+from dipole.core.utils.progress import duration
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.version import __version__
 
@@ -57,11 +58,18 @@ et al. 2015), and the unlabelled reviews of IMDb (Maas et al. 2011) in sentences
 
 
 @dataclass(frozen=True)
-class Reckoned:
-    """Seconds of a run, and the factor by which they may be wrong either way."""
+class Time:
+    """Seconds of several runs, how many of them the reference table estimates, and within which factor."""
 
     seconds: float
+    reckoned: int
     within: float
+
+    def __str__(self) -> str:
+        if self.within == 1.0:
+            return duration(self.seconds)
+        low, high = duration(self.seconds / self.within), duration(self.seconds * self.within)
+        return f"{duration(self.seconds)} ({low} to {high})"
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,7 @@ class Work:
     seen: int = 0  # rows that the evaluation encodes
 
 
-def reckon(config: RunConfig) -> Reckoned:
+def reckon(config: RunConfig) -> Time:
     """Estimate the seconds of a run on this machine from the nearest run of the table."""
     kind, unit = kind_of(config), "step"
     if config.train.epochs is not None:
@@ -96,10 +104,10 @@ def reckon(config: RunConfig) -> Reckoned:
     if unit == "step":  # an epoch has the same rows in any batch
         rows *= _ratio(kind, nearest["kind"], "train.batch_size")
     seconds = nearest["fixed"] + length * nearest["per_unit"] * rows
-    return Reckoned(seconds * calibration() / nearest["pace"], within)
+    return Time(seconds * calibration() / nearest["pace"], 1, within)
 
 
-def _by_work(work: Work) -> Reckoned:
+def _by_work(work: Work) -> Time:
     """Estimate from operations, at the rate of the encoder nearest in kind, then in operations of a row."""
     domain = work.family.partition("/")[0]
 
@@ -115,7 +123,7 @@ def _by_work(work: Work) -> Reckoned:
     within = FOREIGN
     if nearest["family"] == work.family:
         within = COUNTED
-    return Reckoned(seconds * calibration() / nearest["pace"], within)
+    return Time(seconds * calibration() / nearest["pace"], 1, within)
 
 
 def kind_of(config: RunConfig) -> dict[str, Any]:

@@ -21,23 +21,7 @@ from dipole.benchmarks.statistics.differences import (
 from dipole.benchmarks.statistics.power import detectable, detectable_by, power, seeds_needed
 
 __all__ = [
-    "CONFIDENCE",
-    "LEVEL",
-    "Interval",
-    "PairedTest",
-    "Summary",
-    "detectable",
-    "detectable_by",
-    "difference",
-    "holm",
-    "iqm_interval",
-    "number",
-    "paired",
-    "pooled_std",
-    "power",
-    "probability_of_improvement",
-    "relative_gain",
-    "seeds_needed",
-    "summarize",
-    "wilcoxon",
-]
+    "CONFIDENCE", "LEVEL", "Interval", "PairedTest", "Summary", "detectable", "detectable_by", "difference", "holm",
+    "iqm_interval", "number", "paired", "pooled_std", "power", "probability_of_improvement", "relative_gain",
+    "seeds_needed", "summarize", "wilcoxon",
+]  # fmt: skip

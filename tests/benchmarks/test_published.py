@@ -24,7 +24,7 @@ from dipole.benchmarks.claims.verdicts import (
     compare_printed,
 )
 from dipole.benchmarks.plan import faults
-from dipole.benchmarks.report import findings, overview, tables
+from dipole.benchmarks.report import findings, tables
 from dipole.benchmarks.report.ranking import ranks
 from dipole.benchmarks.report.write import write_report
 from dipole.benchmarks.results_file import SHIPPED, merged, read_results_file, write_results_file
@@ -322,14 +322,14 @@ def test_a_suite_of_ones_own_is_counted_nowhere(runs_folder, tmp_path):
     assert all(isnan(cell.p_holm) for cell in unfit.cells)
     assert {rank.better + rank.worse for rank in ranks(unfit)} == {0}
     claims = {counted.manifest.name: counted.claims()}
-    with_both = overview.in_a_sentence([counted, unfit], claims)
-    alone = overview.in_a_sentence([counted], claims)
+    with_both = findings.in_a_sentence([counted, unfit], claims)
+    alone = findings.in_a_sentence([counted], claims)
     assert with_both.startswith(alone[:-1])
     assert alone.startswith("1 suite: 9 of 9 comparisons")
     assert "room" not in alone
     assert with_both.endswith("1 further suite is not decidable on this hardware and not counted.")
-    assert len(overview.decided_table([unfit, unfit], claims).rows) == 0
-    row = overview.suites_table([unfit], claims).rows[0]
+    assert len(findings.decided_table([unfit, unfit], claims).rows) == 0
+    row = findings.suites_table([unfit], claims).rows[0]
     assert WHY in " ".join(cell.text for cell in row)
     assert not any(isinstance(cell.sort, int) for cell in row)
     coverage = next(r for r in tables.coverage_table([unfit]).rows if NOT_DECIDABLE in r[3].text)

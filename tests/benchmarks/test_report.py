@@ -15,7 +15,7 @@ import pytest
 
 from dipole.benchmarks.claims import published
 from dipole.benchmarks.manifest import is_done, read_records, write_manifest
-from dipole.benchmarks.report import charts, findings, overview, ranking, tables
+from dipole.benchmarks.report import charts, findings, ranking, tables
 from dipole.benchmarks.report.findings import empty_columns
 from dipole.benchmarks.report.ranking import ranks
 from dipole.benchmarks.report.table import to_csv
@@ -309,14 +309,14 @@ def two_rows(gaps, **more):
 def test_the_seeds_of_the_index_show_the_stated_effect(runs_folder):
     gaps = {"x": [0.0, 2.0, 4.5, -1.0, 1.0]}
     suite = runs_folder.results("s", **two_rows(gaps, seeds=range(5)))
-    cell = overview.more_seeds(suite)
+    cell = findings.more_seeds(suite)
     spread = np.std(gaps["x"], ddof=1)
     assert cell.sub == "for 1 point"
     assert power(1.0, spread, 5 + cell.sort, is_paired=True) >= 0.8 > power(1.0, spread, 4 + cell.sort, is_paired=True)
     today = power(1.0, spread, 5, is_paired=True)
-    assert overview.power_cell(suite).sort == pytest.approx(today)
+    assert findings.power_cell(suite).sort == pytest.approx(today)
     said = f"Half of the tests have a power of at least {100 * today:.0f} % for 1 point (Holm)."
-    assert overview.of_power(suite) == [said]
+    assert findings.of_power(suite) == [said]
     wide = runs_folder.results("wide", **two_rows({"x": [-5.0, 9.0]}, seeds=range(2)))
     assert findings.of_suite(wide)[-1] == "Only a difference above 100 points would show in x."
 
@@ -325,7 +325,7 @@ def test_suites_of_a_report_are_in_the_order_of_the_papers(runs_folder):
     names = ["zebra", "apple-9", "apple-10", "arora-table1-cifar100", "lmcl-table4-mine", "lmcl-figure4"]
     names += ["cacr-table2", "cacr-table10", "cacr-figure9", "cllr-table2"]
     suites = [runs_folder.results(name, **two_rows({"x": [1.0, 2.0, 3.0]})) for name in sorted(names)]
-    assert [each.manifest.suite for each in sorted(suites, key=overview.by_paper)] == names
+    assert [each.manifest.suite for each in sorted(suites, key=findings.by_paper)] == names
 
 
 def test_a_row_without_a_base_is_tested_against_the_base_of_its_column(runs_folder):
@@ -341,10 +341,10 @@ def test_a_row_without_a_base_is_tested_against_the_base_of_its_column(runs_fold
     assert suite.cell("b", "y").against_base.difference == 0
     assert len(suite.tested) == 2 + 3
     assert [cell.base for cell in suite.cells] == ["x", "x", "x", "a", "a", "a"]
-    assert overview.question(suite) == "Does b differ from a on 3 measurements?"
+    assert findings.question(suite) == "Does b differ from a on 3 measurements?"
     one = runs_folder.suite("one", rows[:1], columns, lambda row, column, seed: by_column[column][seed])
     alone = runs_folder.read(one.model_copy(update={"columns": bases}))
-    assert overview.question(alone) == "How far is a on 2 measurements from x?"
+    assert findings.question(alone) == "How far is a on 2 measurements from x?"
 
 
 @pytest.mark.parametrize(("others", "is_open"), [(0, False), (3, True), (8, True)])
