@@ -9,17 +9,9 @@ import numpy as np
 import pytest
 
 from dipole.benchmarks.claims import published
-from dipole.benchmarks.manifest import (
-    CellEntry,
-    ColumnEntry,
-    JobEntry,
-    Manifest,
-    RowEntry,
-    read_records,
-    write_manifest,
-)
+from dipole.benchmarks.manifest import CellEntry, ColumnEntry, JobEntry, Manifest, RowEntry, write_manifest
 from dipole.benchmarks.run.engine import Engine, run_here
-from dipole.benchmarks.suite_results import SuiteResults
+from dipole.benchmarks.suite_results import SuiteResults, gather
 from dipole.core.record import Hardware, Histogram, RunRecord, write_record
 from dipole.core.train.config import toml_text
 
@@ -133,7 +125,7 @@ class RunsFolder:
 
     def read(self, manifest):
         """Return what a report makes of the records of a suite."""
-        return SuiteResults(manifest, read_records(self.path).records)
+        return SuiteResults(manifest, gather([self.path]).records)
 
 
 @pytest.fixture

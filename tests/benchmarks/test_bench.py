@@ -20,16 +20,7 @@ from dipole.benchmarks.manifest import BENCH, read_records
 from dipole.benchmarks.report.table import Cell, ReportTable
 from dipole.benchmarks.run import bench
 from dipole.benchmarks.run import engine as engines
-from dipole.benchmarks.run.bench import print_table
-from dipole.benchmarks.run.engine import (
-    EngineTask,
-    LocalEngine,
-    PoolEngine,
-    environment_for,
-    log_of,
-    run_worker,
-    visible_gpus,
-)
+from dipole.benchmarks.run.engine import EngineTask, LocalEngine, PoolEngine
 from dipole.benchmarks.run.worker import locked
 from dipole.core.cli import main
 from dipole.core.utils.errors import ConfigError
@@ -182,8 +173,8 @@ def test_an_attempt_of_another_runner_is_no_reason_and_is_waited_for(tmp_path):
     assert engines._reason(-9, log, len(before + ours)) == "killed by signal 9"
     task = EngineTask("a" * 12, "one", ["train", "digits-simclr"])
     with locked(tmp_path / BENCH / "claims", task.hash):
-        assert run_worker(task, tmp_path, environment_for(1)) is None
-        assert not log_of(task, tmp_path).exists()
+        assert engines.run_worker(task, tmp_path, engines.environment_for(1)) is None
+        assert not engines.log_of(task, tmp_path).exists()
 
 
 @pytest.mark.parametrize("engine", [LocalEngine(jobs=1, gpus=[]), PoolEngine(jobs=1)], ids=["local", "pool"])
@@ -232,11 +223,11 @@ def test_workers_have_their_threads_and_gpus(monkeypatch, tmp_path, asked, threa
     assert (two.slots, two.threads) == (2, 3 if asked == "3" else max(1, processors() // 2))
     with pytest.raises(ConfigError, match="needs 3 GPUs, 2 are visible"):
         list(two.run([EngineTask("h", "big", ["train"], processes=3)], tmp_path))
-    environment = environment_for(3, "1")
+    environment = engines.environment_for(3, "1")
     assert (environment["CUDA_VISIBLE_DEVICES"], environment["OMP_NUM_THREADS"]) == ("1", "3")
     for visible, found in (("2,GPU-7", ["2", "GPU-7"]), ("", [])):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert visible_gpus() == found
+        assert engines.visible_gpus() == found
 
 
 SENTENCES, DIGITS = "pydoc-bow", "digits-simclr"
@@ -333,7 +324,7 @@ def test_twenty_columns_and_long_names_fit_with_every_word(width):
     labels = ["infonce(temperature=0.07, symmetric=true, a_very_long_option=1.0)", "hcl"]
     rows = [(Cell(label), *(Cell(f"{80 + i}.{i:02d}", 80.0 + i, "n = 3 of 5") for i in range(20))) for label in labels]
     out = io.StringIO()
-    print_table(Console(file=out, width=width), ReportTable("s", "A title", ("method", *names), rows))
+    bench.print_table(Console(file=out, width=width), ReportTable("s", "A title", ("method", *names), rows))
     text = out.getvalue()
     assert max(map(len, text.splitlines())) <= width
     for i in range(20):
@@ -343,5 +334,5 @@ def test_twenty_columns_and_long_names_fit_with_every_word(width):
     assert text.count("method") == text.count("hcl") > 1
     out = io.StringIO()
     small = ReportTable("s", "T", ("method", "value"), [(Cell("a"), Cell("1", 1.0))])
-    print_table(Console(file=out, width=width), small)
+    bench.print_table(Console(file=out, width=width), small)
     assert out.getvalue().count("method") == 1

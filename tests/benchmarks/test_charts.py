@@ -12,21 +12,9 @@ import pytest
 from scipy import stats
 
 from dipole.benchmarks.manifest import ColumnEntry
-from dipole.benchmarks.report import charts
+from dipole.benchmarks.report import chart_types, charts
 from dipole.benchmarks.report.chart import DRAWN, MOST_LINES, MOST_ROWS, NARROW, drawn_at_once, short, to_files, to_svg
-from dipole.benchmarks.report.chart_types import (
-    ChartRow,
-    Line,
-    Tile,
-    doubles,
-    equal_scales,
-    heat_map,
-    histogram,
-    interval_chart,
-    line_chart,
-    rank_chart,
-    scatter_chart,
-)
+from dipole.benchmarks.report.chart_types import ChartRow, Line, Tile, heat_map, interval_chart, line_chart, rank_chart
 from dipole.benchmarks.report.charts import pictures
 from dipole.benchmarks.report.table import Cell, ReportTable, to_csv, to_latex, to_markdown
 from dipole.benchmarks.report.training_charts import Group, mean_line, paths
@@ -38,8 +26,9 @@ altair = pytest.importorskip("altair")
 converter = pytest.importorskip("vl_convert")
 LINES = [Line("a", [1, 2, 3], [1.0, nan, 3.0], [0.5, nan, 2.5], [1.5, nan, 3.5]), Line("b", [1, 3], [2, 2])]
 ONE_OF_EACH = [
-    line_chart("lines", "step", "value", LINES), histogram("histogram", "x", "y", [0.0, 0.5, 1.0], {"s": [2.0, 0.0]}),
-    scatter_chart("scatter", "x", "y", {"p": [(0, 0), (3, 1)], "q": [(1, nan)]}),
+    line_chart("lines", "step", "value", LINES),
+    chart_types.histogram("histogram", "x", "y", [0.0, 0.5, 1.0], {"s": [2.0, 0.0]}),
+    chart_types.scatter_chart("scatter", "x", "y", {"p": [(0, 0), (3, 1)], "q": [(1, nan)]}),
     interval_chart("intervals", "x", [ChartRow("one", 1.0, 0.5, 1.5, (0.9, 1.1))], 0.5),
     interval_chart("forest", "x", [ChartRow("r", 1, nan, nan, source=s) for s in ("printed", "ours")], None),
     rank_chart("ranks", "mean rank", [("a", 1.2), ("b", 1.8)], [(0, 1)], 0.9),
@@ -83,7 +72,7 @@ def test_points_and_lengths_follow_the_axes():
     width, height = NARROW
     (outline,) = re.findall(r'<path[^>]* d="(M[^"]+)"[^>]*stroke="var\(--c0\)"', svg)
     assert outline.startswith(f"M0,0L{width / 2:g},0L{width / 2:g},{height}")
-    across, up = equal_scales([0, 10], [0, 1])
+    across, up = chart_types.equal_scales([0, 10], [0, 1])
     assert (across[1] - across[0]) / width == pytest.approx((up[1] - up[0]) / height)
     assert across[0] < 0 < 10 < across[1]
     assert [short(value) for value in (81.234567891, nan, None, 0.0, 1234567)] == [81.2346, None, None, 0.0, 1234567]
@@ -104,10 +93,10 @@ def test_missing_values_interrupt_lines_and_intervals_show_their_reference():
 
 
 def test_doubling_values_get_a_logarithmic_axis():
-    assert doubles([16, 32, 64, 128])
-    assert not doubles([1, 2, 3, 4])
-    assert not doubles([0, 1, 2, 4, 8])
-    assert not doubles(range(1, 21))
+    assert chart_types.doubles([16, 32, 64, 128])
+    assert not chart_types.doubles([1, 2, 3, 4])
+    assert not chart_types.doubles([0, 1, 2, 4, 8])
+    assert not chart_types.doubles(range(1, 21))
     svg = to_svg(line_chart("t", "x", "y", [Line("l", [16, 32, 64, 128], [1, 2, 3, 4])]).spec)
     at = [float(x) for x in re.findall(r'<path[^>]*translate\(([0-9.]+),[^>]*fill="var\(--c0\)"', svg)]
     width = NARROW[0]

@@ -14,15 +14,7 @@ from dipole.benchmarks.claims import published, verdicts
 from dipole.benchmarks.claims.judge import judge_claim, why
 from dipole.benchmarks.claims.protocol import deviations, differs, facts_of, leaves, papers, protocol_differences
 from dipole.benchmarks.claims.published import Claim, PrintedCell
-from dipole.benchmarks.claims.verdicts import (
-    DIFFERS,
-    NO_DATA,
-    NO_TEST,
-    NOT_COMPARED,
-    NOT_DECIDABLE,
-    UNDECIDED,
-    compare_printed,
-)
+from dipole.benchmarks.claims.verdicts import DIFFERS, NO_DATA, NO_TEST, NOT_COMPARED, NOT_DECIDABLE, UNDECIDED
 from dipole.benchmarks.plan import faults
 from dipole.benchmarks.report import findings, tables
 from dipole.benchmarks.report.ranking import ranks
@@ -73,8 +65,8 @@ def test_exchanged_columns_missing_rows_and_other_protocols():
     assert judge_claim(claim, {}).verdict == NO_DATA
     assert judge_claim(Claim("y", "p", "s", "w", "text"), {}).verdict == NO_TEST
     ours = summarize([75.1, 75.2, 75.0])
-    assert compare_printed(PrintedCell(75.0), None, ours, "accuracy %", False).verdict == NOT_COMPARED
-    assert compare_printed(PrintedCell(None), None, ours, "accuracy %", True) is None
+    assert verdicts.compare_printed(PrintedCell(75.0), None, ours, "accuracy %", False).verdict == NOT_COMPARED
+    assert verdicts.compare_printed(PrintedCell(None), None, ours, "accuracy %", True) is None
     paper = {"dataset": "CIFAR-10", "epochs": 200}
     assert protocol_differences(paper, {"dataset": "CIFAR-10", "epochs": 200}) == []
     lines = protocol_differences(paper, {"dataset": "digits", "epochs": 200, "encoder": "small"})
@@ -103,28 +95,31 @@ def test_claims_on_the_printed_numbers_give_the_stated_counts(claim):
 def test_what_a_printed_number_is_judged_by():
     """Both spreads give Welch, one run borrows the printed one, and the same value for every seed is no spread."""
     printed, bare, score = PrintedCell(842.0, 27.0), PrintedCell(842.0), "score at 100K steps"
-    assert compare_printed(printed, 3, summarize([820.0, 860.0, 835.0]), score, True).basis == "Welch"
-    alone = compare_printed(bare, None, summarize([820.0, 860.0, 835.0]), score, True)
+    assert verdicts.compare_printed(printed, 3, summarize([820.0, 860.0, 835.0]), score, True).basis == "Welch"
+    alone = verdicts.compare_printed(bare, None, summarize([820.0, 860.0, 835.0]), score, True)
     assert alone.low < alone.difference < alone.high
-    single = compare_printed(printed, 3, summarize([500.0]), score, True)
+    single = verdicts.compare_printed(printed, 3, summarize([500.0]), score, True)
     assert single.verdict == DIFFERS
     assert single.low < single.difference < single.high < 0
     for found in (
-        compare_printed(bare, None, summarize([842.0]), score, True),
+        verdicts.compare_printed(bare, None, summarize([842.0]), score, True),
         *(
-            compare_printed(PrintedCell(75.0), None, summarize([level] * 3), "accuracy %", True)
+            verdicts.compare_printed(PrintedCell(75.0), None, summarize([level] * 3), "accuracy %", True)
             for level in (75.4, 78.0)
         ),
     ):
         assert found.verdict == UNDECIDED
         assert isnan(found.low)
-    assert compare_printed(PrintedCell(75.0, 0.5), 5, summarize([78.0] * 3), "accuracy %", True).verdict == DIFFERS
+    assert (
+        verdicts.compare_printed(PrintedCell(75.0, 0.5), 5, summarize([78.0] * 3), "accuracy %", True).verdict
+        == DIFFERS
+    )
 
 
 def test_verdicts_beside_printed_numbers_are_one_family():
     cell = PrintedCell(80.0, 0.5)
     rows = [summarize([80.0 + shift, 81.0 + shift, 79.5 + shift, 80.4 + shift]) for shift in (3.0, 0.0, 0.0, 0.0, 0.0)]
-    alone = [compare_printed(cell, 5, ours, "accuracy (%)", True) for ours in rows]
+    alone = [verdicts.compare_printed(cell, 5, ours, "accuracy (%)", True) for ours in rows]
     assert alone[0].verdict == DIFFERS
     parts = np.array([rows[0].std ** 2 / 4, 0.5**2 / 5])
     error, df = parts.sum() ** 0.5, parts.sum() ** 2 / (parts**2 / [3, 4]).sum()

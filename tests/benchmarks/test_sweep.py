@@ -12,18 +12,9 @@ from dipole.benchmarks.report.write import make_report
 from dipole.benchmarks.run.engine import EngineTask, LocalEngine
 from dipole.benchmarks.run.worker import ask_to_stop
 from dipole.benchmarks.suite import Job
-from dipole.benchmarks.sweep import search
+from dipole.benchmarks.sweep import search, study
 from dipole.benchmarks.sweep.search import sweep
-from dipole.benchmarks.sweep.study import (
-    SWEEPS,
-    Dimension,
-    SearchSummary,
-    Study,
-    corners,
-    read_space,
-    read_summaries,
-    settings,
-)
+from dipole.benchmarks.sweep.study import SWEEPS, SearchSummary, Study, read_summaries
 from dipole.core.record import read_part, read_record
 from dipole.core.train.recipe import load_recipe
 from dipole.core.utils.errors import ConfigError
@@ -45,24 +36,24 @@ def quietly(space=SPACE, trials=3, **options):
 
 def test_a_space_is_read_as_it_is_written():
     written = ["a.b=log(1e-4, 1)", "c=int(1, 8)", "e = uniform(-1,2)"]
-    space = read_space([*written[:2], "d=choice(adam, 'sgd', 3, true, dcl(rho=0.1, temperature=1))", written[2]])
-    assert space[0] == Dimension("a.b", "log", (1e-4, 1.0))
+    space = study.read_space([*written[:2], "d=choice(adam, 'sgd', 3, true, dcl(rho=0.1, temperature=1))", written[2]])
+    assert space[0] == study.Dimension("a.b", "log", (1e-4, 1.0))
     assert space[2].values == ("adam", "sgd", 3, True, "dcl(rho=0.1, temperature=1)")
-    assert read_space([str(each) for each in space]) == space
-    shown = corners(space)
+    assert study.read_space([str(each) for each in space]) == space
+    shown = study.corners(space)
     assert {each["d"] for each in shown} == set(space[2].values)
     assert {each["a.b"] for each in shown} == {1e-4, 1.0}
 
 
 def test_values_become_overrides_and_the_objective_is_rewritten():
     values = {"objective.dp.weight": 0.3, "objective.infonce.temperature": 0.1, "train.optimizer": "sgd"}
-    found = settings(values, "infonce + 0.1*dp(delta_pos=0.2)")
+    found = study.settings(values, "infonce + 0.1*dp(delta_pos=0.2)")
     assert found[0] == 'train.optimizer="sgd"'
     assert found[1] == 'objective="infonce(temperature=0.1) + 0.3*dp(delta_pos=0.2)"'
-    assert settings({"objective": "dcl", "objective.dcl.rho": 0.2}, "infonce") == ['objective="dcl(rho=0.2)"']
-    twice = settings({"objective.infonce.1.temperature": 1.0}, "infonce + infonce")
+    assert study.settings({"objective": "dcl", "objective.dcl.rho": 0.2}, "infonce") == ['objective="dcl(rho=0.2)"']
+    twice = study.settings({"objective.infonce.1.temperature": 1.0}, "infonce + infonce")
     assert twice[0].endswith('"infonce + infonce(temperature=1.0)"')
-    refused(ConfigError, "no term 'dc'", settings, {"objective.dc.rho": 1.0}, "dcl")
+    refused(ConfigError, "no term 'dc'", study.settings, {"objective.dc.rho": 1.0}, "dcl")
 
 
 def test_a_search_chooses_on_validation_and_tests_its_winner(tmp_path, monkeypatch):
@@ -125,7 +116,7 @@ def test_what_is_wrong_with_a_search_is_said(tmp_path, change, said):
 
 
 def test_a_trial_whose_process_is_gone_is_proposed_again_and_another_search_is_refused(tmp_path):
-    space = read_space(SPACE)
+    space = study.read_space(SPACE)
     first = Study(tmp_path / "mine", space, {"metric": "a"}, True, 0)
     _, values = first.ask(5)
     second = Study(tmp_path / "mine", space, {"metric": "a"}, True, 0)
