@@ -234,9 +234,7 @@ def _known(axis: object, axes: Entry, what: str) -> None:
 
 
 def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
+    if isinstance(value, bool | list | tuple):
         return json.dumps(value)
     return str(value)
 

@@ -3,7 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import isnan, nan
 from statistics import median
 from typing import Any
@@ -113,12 +113,6 @@ class Plan:
     slots: int
     tests: int
     seeds: tuple[SeedsLine, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the plan for `--plan --json`. An unknown spread is null."""
-        found = asdict(self)
-        del found["cells"]
-        return found
 
 
 def faults(jobs: Sequence[Job], processes: int) -> tuple[Fault, ...]:

@@ -143,11 +143,7 @@ class PrintedComparison:
 
 
 def margin(metric: str, value: float) -> float:
-    """Return the smallest difference that matters for a metric, in its own units: inside it two results agree.
-
-    One percentage point for accuracies and average precision, a tenth for run times, and 50 of the 1000 points of an
-    episode of the control suite.
-    """
+    """Return the smallest difference that matters for a metric, in its own units: inside it two results agree."""
     if "%" in metric or "percent" in metric or "accuracy" in metric:
         return 1.0
     if "seconds" in metric:

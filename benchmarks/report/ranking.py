@@ -163,15 +163,11 @@ def _profile(results: SuiteResults, labels: Sequence[str]) -> list[Picture]:
 def _ranked(results: SuiteResults, groups: Sequence[Sequence[ColumnEntry]], labels: Sequence[str]) -> list[Picture]:
     if not 3 <= len(labels) <= MOST_ROWS:
         return []
-    if len(groups) >= ENOUGH:
-        blocks, of = [_means(results, group, labels) for group in groups], f"{len(groups)} data sets"
-        name = "mean rank by data set"
-    else:
+    is_by_seed, name, of = len(groups) < ENOUGH, "mean rank by data set", f"{len(groups)} data sets"
+    blocks = [block for group in groups for block in _blocks(results, group, labels, is_by_seed)]
+    if is_by_seed:
+        sets, these = (of, "these") if len(groups) > 1 else ("one data set", "it")
         name = "mean rank by seed"
-        blocks = [block for group in groups for block in _by_seed(results, group, labels)]
-        sets, these = "one data set", "it"
-        if len(groups) > 1:
-            sets, these = f"{len(groups)} data sets", "these"
         of = f"{counted(len(blocks), 'block')}, each a seed of {sets} (the result holds for {these} only)"
     if len(blocks) < 2:
         return []
@@ -195,15 +191,14 @@ def _signed(results: SuiteResults, label: str, column: ColumnEntry) -> Mapping[i
     return {seed: column.sign * value for seed, value in (results.samples(label, column.name) or {}).items()}
 
 
-def _means(results: SuiteResults, group: Sequence[ColumnEntry], labels: Sequence[str]) -> dict[str, float]:
-    """Return the block of one data set: each row's mean place over the columns of the same runs."""
+def _blocks(
+    results: SuiteResults, group: Sequence[ColumnEntry], labels: Sequence[str], is_by_seed: bool
+) -> list[dict[str, float]]:
+    """Return the block of a data set, each row's mean place over the columns of its runs, or one for each common seed."""
     taken = [{label: _signed(results, label, column) for label in labels} for column in group]
-    return _placed([{label: level_of(fmean(values.values())) for label, values in column.items()} for column in taken])
-
-
-def _by_seed(results: SuiteResults, group: Sequence[ColumnEntry], labels: Sequence[str]) -> list[dict[str, float]]:
-    """Return a block for each seed that all rows have."""
-    taken = [{label: _signed(results, label, column) for label in labels} for column in group]
+    if not is_by_seed:
+        means = [{label: level_of(fmean(values.values())) for label, values in column.items()} for column in taken]
+        return [_placed(means)]
     common = set.intersection(*(set(values) for column in taken for values in column.values()))
     return [_placed([{n: values[seed] for n, values in column.items()} for column in taken]) for seed in sorted(common)]
 

@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import inf, nan
 from pathlib import Path
 from shlex import quote
@@ -91,7 +91,8 @@ def bench(
         found = (*faults(wanted, sized.scale.processes), *missing_data(left))
         about = [(cell, {"run": job.hash, "command": job.command}) for job in wanted for cell in job.cells]
         cells = [cell.model_dump() | run for cell, run in about]
-        answer |= {**plan.as_dict(), "faults": [str(fault) for fault in found], "cells": cells}
+        answer |= {name: value for name, value in asdict(plan).items() if name != "cells"}
+        answer |= {"faults": [str(fault) for fault in found], "cells": cells}
         for fault in found:
             say(console, f"cannot run: {fault}")
         return int(bool(found))
