@@ -194,7 +194,7 @@ def _signed(results: SuiteResults, label: str, column: ColumnEntry) -> Mapping[i
 def _blocks(
     results: SuiteResults, group: Sequence[ColumnEntry], labels: Sequence[str], is_by_seed: bool
 ) -> list[dict[str, float]]:
-    """Return the block of a data set, each row's mean place over the columns of its runs, or one for each common seed."""
+    """Return the block of a data set, each row's mean place over the columns of its runs, or one per common seed."""
     taken = [{label: _signed(results, label, column) for label in labels} for column in group]
     if not is_by_seed:
         means = [{label: level_of(fmean(values.values())) for label, values in column.items()} for column in taken]
