@@ -48,7 +48,7 @@ def add(places: Sequence[Path], to: Path, replaces: bool = False) -> list[Added]
     true. Runs on other data and unreadable runs are left out and named. Raise ConfigError if no suite has runs in these
     places, or `to` is a file, RecordError if a results file there is damaged, or cannot be written.
     """
-    if is_file(to):
+    if is_file(to) or (to.suffix == SUFFIX and not to.is_dir()):
         raise ConfigError(f"--out {to}: give a folder. Each suite gets a file there.")
     found = gather(places)
     # Everything is read before anything is written.

@@ -105,11 +105,11 @@ class Gathered(Collection):
 
 
 def gather(places: Iterable[Path]) -> Gathered:
-    """Return the runs of folders and results files. If two places have the same run, the first finished one counts.
+    """Return the runs of folders and results files, each read once. Of two runs of a name the first finished counts.
 
     Raise ConfigError if a place is neither, or is a single run.
     """
-    places = list(places)
+    places = list({place.resolve(): place for place in places}.values())
     found = Gathered(files=RunFiles(folder=places[0]))
     for place in places:
         if is_file(place / "record.json"):

@@ -125,7 +125,7 @@ def make_report(runs: Path | Sequence[Path], gathered: Gathered | None = None) -
         found = (coverage, tables.every_claim_table(claims))
         sections.append(Section("published", "The papers", "Printed tables and our runs", (), found, {}))
     asked = {job.hash for suite in suites for job in suite.jobs}
-    for place in filter(Path.is_dir, places):
+    for place in {place.resolve(): place for place in places if place.is_dir()}.values():
         searched, unreadable = read_summaries(place)
         sections += [_search(each, gathered.done) for each in searched]
         asked |= {trial.run for each in searched for trial in each.trials}

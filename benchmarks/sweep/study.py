@@ -6,12 +6,14 @@ The space is written such as `train.learning_rate=log(1e-4, 1e-2)`. A summary of
 import hashlib
 import json
 import re
+import sqlite3
 import tomllib
 import uuid
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -232,9 +234,9 @@ class Study:
         folder.mkdir(parents=True, exist_ok=True)
         self._id = uuid.uuid4().hex
         with FileLock(folder / "ask.lock", timeout=BUSY):
-            storage = optuna.storages.RDBStorage(
-                f"sqlite:///{folder / 'study.db'}", engine_kwargs={"connect_args": {"timeout": BUSY}}
-            )
+            # In an address, characters such as ?, % and { of a folder's name would have a meaning.
+            connect = partial(sqlite3.connect, folder / "study.db", timeout=BUSY, check_same_thread=False)
+            storage = optuna.storages.RDBStorage("sqlite:///study.db", engine_kwargs={"creator": connect})
             study = optuna.create_study(
                 storage=storage,
                 study_name=folder.name,

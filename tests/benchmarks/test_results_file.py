@@ -182,7 +182,8 @@ def test_places_that_are_none(tmp_path, runs_folder):
     runs_folder.suite("empty", [("infonce", "infonce", None)], [("kNN", "vision")], None, seeds=())
     refused(ConfigError, "no suite has finished runs", add, [runs_folder.path], tmp_path / "kept")
     (tmp_path / "file").touch()
-    refused(ConfigError, "give a folder", add, [runs_folder.path], tmp_path / "file")
+    for name in ("file", "kept.jsonl"):
+        refused(ConfigError, "give a folder", add, [runs_folder.path], tmp_path / name)
     suite = written(tmp_path, 'name = "mine"')
     refused(RecordError, r"mine\.toml is a suite or a recipe. Give the fold", results_file.read_results_file, suite)
 

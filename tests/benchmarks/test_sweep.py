@@ -87,7 +87,7 @@ def test_a_search_chooses_on_validation_and_tests_its_winner(tmp_path, monkeypat
     assert {record.objective for record in winners} == {records[found.best].objective}
     # The report states how many trials were spent and both numbers. Trials are not listed as runs.
     (tmp_path / SWEEPS / "damaged.json").write_text("{")
-    report = make_report(tmp_path)
+    report = make_report([tmp_path, tmp_path / SWEEPS / ".."])
     (section,) = [each for each in report.sections if each.id.startswith("search-")]
     assert "2 trials (2 complete)" in section.subtitle
     (winner,) = [table for table in section.tables if table.title == "The winner"]
@@ -117,19 +117,19 @@ def test_what_is_wrong_with_a_search_is_said(tmp_path, change, said):
 
 def test_a_trial_whose_process_is_gone_is_proposed_again_and_another_search_is_refused(tmp_path):
     space = study.read_space(SPACE)
-    first = Study(tmp_path / "mine", space, {"metric": "a"}, True, 0)
+    first = Study(tmp_path / "{my}?%20", space, {"metric": "a"}, True, 0)
     _, values = first.ask(5)
-    second = Study(tmp_path / "mine", space, {"metric": "a"}, True, 0)
+    second = Study(tmp_path / "{my}?%20", space, {"metric": "a"}, True, 0)
     assert second.ask(5)[1] != values  # the other process still works on it
     first.close()
-    third = Study(tmp_path / "mine", space, {"metric": "a"}, True, 0)
+    third = Study(tmp_path / "{my}?%20", space, {"metric": "a"}, True, 0)
     trial, again = third.ask(5)
     assert again == values
     assert [each.number for each in third.spent()] == [1, trial.number]
     # Two processes draw different values.
     assert third.ask(5)[1] != second.ask(5)[1]
     assert third.ask(4) is None
-    refused(ConfigError, "is another one: metric differ", Study, tmp_path / "mine", space, {"metric": "b"}, True, 0)
+    refused(ConfigError, "is another one: metric differ", Study, tmp_path / "{my}?%20", space, {"metric": "b"}, True, 0)
 
 
 def test_a_run_that_is_asked_to_stop_saves_and_ends(tmp_path):
