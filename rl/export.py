@@ -135,8 +135,8 @@ def export_hub(
         returns = evaluate(agent, env, episodes, seed, frames)
     mean, std = float(np.mean(returns)), float(np.std(returns))
     result = {"mean_reward": mean, "std_reward": std, "is_deterministic": True, "n_eval_episodes": episodes}
-    result["eval_datetime"] = datetime.now(UTC).isoformat()
-    for file, value in (("config.json", config), ("results.json", result)):
+    dated = {**result, "eval_datetime": datetime.now(UTC).isoformat()}
+    for file, value in (("config.json", config), ("results.json", dated)):
         (folder / file).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     if frames:
         suffix = "gif" if find_spec("imageio_ffmpeg") is None else "mp4"

@@ -219,7 +219,7 @@ class Encoders(BasePolicy):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         # The encoder divides by 255 itself, chunk by chunk.
-        own = {"features_extractor_class": self.encoder_class, "normalize_images": False}
+        own: dict[str, Any] = {"features_extractor_class": self.encoder_class, "normalize_images": False}
         super().__init__(*arguments, **(own | settings))
 
     @property

@@ -111,8 +111,8 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         if isinstance(policy, str):
             policy = self.policy_aliases["CnnPolicy"]
         super().__init__(policy, env, **sb3, _init_setup_model=False)  # type: ignore[arg-type, call-arg]
-        for name, attribute in presets.attributes(self.algorithm).items():
-            setattr(self, attribute, getattr(chosen, name))
+        for name in presets.attributes(self.algorithm):
+            setattr(self, name, getattr(chosen, name))
         if _init_setup_model:
             self._setup_model()
 
@@ -222,9 +222,8 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             changes: settings that no network depends on (learning_rate, precision, ...).
         """
         vars(self)["objective"] = "none" if objective is None else str(objective)
-        stored = presets.attributes(self.algorithm)
         for name, value in changes.items():
-            setattr(self, stored[name], value)
+            setattr(self, name, value)
         self.own_terms = unregistered(objective)
         self.policy.contrast = objective
         self._setup_lr_schedule()

@@ -21,7 +21,7 @@ from stable_baselines3.common.buffers import BaseBuffer
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.text import counted, size
 from dipole.rl.arguments import check_integers, check_number, check_seed
-from dipole.rl.frames import STORES, available_bytes, require_bytes
+from dipole.rl.frames import available_bytes, require_bytes
 from dipole.rl.sampling import FrameSampler
 from dipole.rl.seen import layout
 from dipole.rl.settings import Storage
@@ -125,19 +125,6 @@ class FrameReplayBuffer(FrameSampler):
         if seed is None:
             seed = np.random.randint(2**31)
         self.rng = np.random.default_rng(seed)
-
-    def _allocate(self) -> None:
-        height, width = self.layout.shape[1:]
-        self.frames = STORES[self.storage]((self.n_envs, self._ring, height, width), self.device)
-        size = (self.n_envs, self.buffer_size)
-        self.actions = np.zeros((*size, self.action_dim), np.float32)
-        self.rewards = np.zeros(size, np.float32)
-        self.dones = np.zeros(size, np.float32)
-        self.ends = np.zeros(size, bool)
-        self.valid = np.zeros(size, bool)
-        self.starts = np.zeros((*size, 2), np.int64)  # first plane of observation and next observation
-        self.digests = np.zeros((self.n_envs, self._ring), np.int64)
-        self.states = np.zeros((*size, 2, self.layout.width), np.float32)  # of observation and next observation
 
     @property
     def _place(self) -> torch.device | Path:

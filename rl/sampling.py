@@ -20,7 +20,7 @@ from torch import Tensor
 from dipole.core.utils.errors import ConfigError, TrainingError, nearest
 from dipole.core.utils.transfer import to_device
 from dipole.rl.arguments import check_integers
-from dipole.rl.frames import Frames, Size, extents
+from dipole.rl.frames import STORES, Frames, Size, extents
 from dipole.rl.seen import ObservationShape
 
 NAMES = ("crop", "shift", "bilinear", "none")
@@ -201,18 +201,26 @@ class FrameSampler(ReplayBuffer):
     """The drawing half of `FrameReplayBuffer`, which stores what is drawn here."""
 
     layout: ObservationShape
-    frames: Frames
+    storage: str
     rng: np.random.Generator
     n_steps: int
     gamma: float
-    starts: NDArray[Any]  # (n_envs, steps, 2): first plane of observation and next observation
-    states: NDArray[Any]  # (n_envs, steps, 2, S)
-    digests: NDArray[Any]  # (n_envs, planes)
-    ends: NDArray[Any]
-    valid: NDArray[Any]
     _ring: int
     _head: NDArray[Any]
     _tail: NDArray[Any]
+
+    def _allocate(self) -> None:
+        height, width = self.layout.shape[1:]
+        self.frames = STORES[self.storage]((self.n_envs, self._ring, height, width), self.device)
+        size = (self.n_envs, self.buffer_size)
+        self.actions = np.zeros((*size, self.action_dim), np.float32)
+        self.rewards = np.zeros(size, np.float32)
+        self.dones = np.zeros(size, np.float32)
+        self.ends = np.zeros(size, bool)
+        self.valid = np.zeros(size, bool)
+        self.starts = np.zeros((*size, 2), np.int64)  # first plane of observation and next observation
+        self.digests = np.zeros((self.n_envs, self._ring), np.int64)
+        self.states = np.zeros((*size, 2, self.layout.width), np.float32)  # of observation and next observation
 
     def draw(self, batch_size: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return environment (B,) and slot (B,) of transitions drawn uniformly, with replacement.

@@ -6,7 +6,6 @@ can be played and continued.
 """
 
 import json
-import pathlib
 import tempfile
 import warnings
 import zipfile
@@ -56,6 +55,7 @@ class SavedAgent(OffPolicyAlgorithm):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse to assign a setting out of range, or one that the networks were made with."""
+        name = presets.attributes(self.algorithm).get(name, name)
         setting = presets.by_attribute(self.algorithm).get(name)
         has_networks = "policy" in vars(self)
         if setting is not None and has_networks and not isinstance(value, TrainFreq) and value != vars(self)[name]:
@@ -171,10 +171,10 @@ class SavedAgent(OffPolicyAlgorithm):
 
     def save(self, path: Any, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
         # Replay and random generators are not in the file: `snapshots.save` writes them as well.
-        if not isinstance(path, (str, pathlib.Path)):  # an open file
+        if not isinstance(path, (str, Path)):  # an open file
             with tempfile.TemporaryDirectory() as folder:
                 self.save(f"{folder}/agent.zip", exclude, include)
-                path.write(pathlib.Path(folder, "agent.zip").read_bytes())
+                path.write(Path(folder, "agent.zip").read_bytes())
             return
         with _written(path, ".zip") as temporary:
             super().save(temporary, exclude, include)
@@ -182,7 +182,7 @@ class SavedAgent(OffPolicyAlgorithm):
                 archive.writestr(FILE, json.dumps(describe(self), indent=1))
 
     def save_replay_buffer(self, path: Any) -> None:
-        if not isinstance(path, (str, pathlib.Path)):
+        if not isinstance(path, (str, Path)):
             super().save_replay_buffer(path)
             return
         with _written(path, ".pkl") as temporary:
@@ -203,7 +203,7 @@ def check_passed_on(given: dict[str, Any]) -> dict[str, Any]:
     noise, log = given.get("action_noise"), given.get("tensorboard_log")
     if noise is not None and not isinstance(noise, ActionNoise):
         raise ConfigError(f"action_noise must be an ActionNoise of SB3, or None, got {noise!r}.")
-    if log is not None and not isinstance(log, str | pathlib.Path):
+    if log is not None and not isinstance(log, str | Path):
         raise ConfigError(f"tensorboard_log must be a folder, or None, got {log!r}.")
     counts = {
         name: given[name] for name in ("verbose", "stats_window_size") if not isinstance(given.get(name, True), bool)
@@ -220,9 +220,9 @@ def check_passed_on(given: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _written(path: str | pathlib.Path, suffix: str) -> Iterator[pathlib.Path]:
+def _written(path: str | Path, suffix: str) -> Iterator[Path]:
     """Yield a temporary path for a file, which gets the suffix if its name has none."""
-    path = pathlib.Path(path)
+    path = Path(path)
     if not path.suffix:
         path = path.with_suffix(suffix)
     with disk_refusing(f"cannot write {path}", CheckpointError, ""), replacing(path) as temporary:

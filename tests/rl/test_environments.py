@@ -30,11 +30,15 @@ REPEATS = {
 }  # fmt: skip
 
 
-def test_task_names_are_all_of_dm_control(opengl):
+@pytest.mark.usefixtures("opengl")
+def test_task_names_are_all_of_dm_control_and_a_mujoco_that_it_cannot_load_is_refused(monkeypatch):
+    import mujoco
     from dm_control import suite
 
     assert control.suite_names() == [f"{domain}-{task}" for domain, task in suite.ALL_TASKS]
     assert control.split("ball-in-cup-catch") == ("ball_in_cup", "catch")
+    monkeypatch.setattr(mujoco, "__version__", "4.0.0")
+    refused(DipoleError, r"mujoco 4.0.0 does not work.*mujoco>=3.17,<4", import_suite)
 
 
 @pytest.fixture(scope="module")
@@ -273,13 +277,6 @@ def test_environment_in_a_thread_outlives_the_main_thread_and_triton_can_be_load
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "(9, 100, 100)\n", "")
-
-
-def test_a_mujoco_that_dm_control_cannot_load_is_refused(monkeypatch, opengl):
-    import mujoco
-
-    monkeypatch.setattr(mujoco, "__version__", "4.0.0")
-    refused(DipoleError, r"mujoco 4.0.0 does not work.*mujoco>=3.17,<4", import_suite)
 
 
 def test_the_dot_rewards_nearness():

@@ -128,6 +128,7 @@ CURVES = {"none": [[Evaluation(1, 1, (1.0,))], [Evaluation(2, 2, (1.0,))]]}
     (ConfigError, "fps must be a number from 1", lambda _, path: episodes.write_video(WHITE, path / "film.gif", 0)),
     (DataError, "of uint8", lambda _, path: episodes.write_video([np.zeros((4, 4, 3))], path / "film.gif")),
     (ConfigError, "batch_size must be an integer >= 1, got -1", lambda a, _: a.replay_buffer.sample(-1)),
+    (ConfigError, "an integer from 0 to 4, got 'up'", lambda *_: make_env("dot-discrete").step("up")),
 ])  # fmt: skip
 def test_wrong_arguments_of_evaluation_and_learning_raise_errors(tiny_agent, tmp_path, error, said, call):
     refused(error, said, call, tiny_agent(), tmp_path)

@@ -166,10 +166,11 @@ def test_settings_given_to_load_are_used_under_both_names(saved):
     agent = ContrastiveSAC.load(saved["sac"][0], env=DotEnv(), device="cpu", storage="disk", seed=5)
     refused(RuntimeError, "has a contrastive objective, .*load it with dipole.rl.Contr", SAC.load, saved["sac"][0])
     refused(ConfigError, "has no environment: give one to load", ContrastiveSAC.load(saved["sac"][0]).learn, 1)
-    agent.learning_rate, agent.beta, agent.train_freq, agent.target_entropy = 7e-4, 0.3, 4, "auto"
+    agent.learning_rate, agent.beta, agent.train_freq, agent.target_every = 7e-4, 0.3, 4, 6
+    agent.target_entropy = "auto"
     group = agent.learn(12).critic.optimizer.param_groups[0]
     assert (group["lr"], group["betas"][0], agent._n_updates % 4, agent.settings.train_freq) == (7e-4, 0.3, 0, 4)
-    assert (agent.replay_buffer.storage, agent.seed) == ("disk", 5)
+    assert (agent.replay_buffer.storage, agent.seed, agent.target_update_interval) == ("disk", 5, 6)
 
 
 # The settings of a recipe in `objective` and [train].
@@ -340,6 +341,7 @@ def test_unreadable_files_raise_errors(tmp_path, text, task, said):
 
 
 STATE = {"objective": "none", "preset": "sb3", "batch_size": 16, "buffer_size": 300, "seed": 0, "device": "cpu"}
+TAU = "tau: should be less than or equal to 1, got 2"
 ARCHITECTURE = {"net_arch": {"pi": [16], "qf": [24, 12]}, "activation_fn": nn.Tanh, "n_critics": 3}
 
 
@@ -442,9 +444,8 @@ def test_architectures_equal_those_of_sb3():
     ({"path": "sac", "taw": 0.5}, "there is no setting 'taw'"),
     ({"path": "sac", "custom_objects": 3}, "custom_objects must be a dictionary of SB3's attributes, or None, got 3"),
     ({"path": "sac", "custom_objects": {"filters": 3}}, "filters cannot change"),
-    ({"path": "sac", "tau": 2}, "tau: should be less than or equal to 1, got 2"),
-    ({"path": "sac", "custom_objects": {"tau": 2}}, "tau: should be less than or equal to 1, got 2"),
-    ({"assigned": ("tau", 2)}, "tau: should be less than or equal to 1, got 2"),
+    *(({"path": "sac", **two}, TAU) for two in ({"tau": 2}, {"custom_objects": {"tau": 2}})),
+    ({"assigned": ("tau", 2)}, TAU),
     ({"assigned": ("crop_inclusive", True)}, r"made with False.* load\(path, crop_inclusive="),
     ({"assigned": ("augmentation", "shift")}, r"made with 'crop'.* load\(path, augmentation="),
     ({"path": "sac", "noise_clip": 0.1}, "noise_clip has no effect on the algorithm 'sac'"),
