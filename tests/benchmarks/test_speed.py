@@ -95,10 +95,11 @@ def test_the_script_runs_on_a_processor_and_lists_what_does_not_fit_the_time(cap
 @pytest.mark.slow
 def test_parts_of_an_agent_and_compiled_losses_run_on_a_processor(tmp_path, monkeypatch):
     from dipole.benchmarks.speed import rl
-    from dipole.rl.envs.suite import rendering, tasks
+    from dipole.rl.envs import control
+    from dipole.rl.envs.suite import rendering
 
     assert min(rl.methods(8, 1).values()) > 0
-    monkeypatch.setattr(tasks, "PAPER_TASKS", ("cartpole-swingup",))
+    monkeypatch.setattr(control, "PAPER_TASKS", ("cartpole-swingup",))
     with suppress(rendering.RenderingError):
         assert min(rl.rendering(1, 1)["cartpole-swingup"].values()) > 0
     found = rl.updates(8, 1, None, CPU)
