@@ -127,8 +127,7 @@ def test_dependent_defaults_are_filled_in_and_frozen(blobs):
 
 
 @pytest.mark.parametrize("overrides", [
-    [],
-    ["train.optimizer=lars", "train.schedule=step", "train.milestones=[2, 5.5]", "blobs.scales=[1, 2.5e-9]"],
+    [], ["train.optimizer=lars", "train.schedule=step", "train.milestones=[2, 5.5]", "blobs.scales=[1, 2.5e-9]"],
     ["train.learning_rate=1e-7", "objective=infonce(temperature=0.07)+dp+0.25*cllr(norm=nuclear)"],
     ['name="quo\\"te \\\\ back\\nslash \\u007f \\u00e9"', "train.clip=1e22"],
 ])  # fmt: skip

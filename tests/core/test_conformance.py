@@ -39,8 +39,7 @@ SPECS = [
     "infonce(temperature=learned, init=0.2)", "quickthoughts(temperature=learned, init=2.0, similarity=cosine)",
     *(f"{name}(temperature=learned, init=0.3)" for name in ("dcl", "hcl", "co2", "tuple", "supcon")),
     "supcon(temperature=0.3, variant=in, similarity=dot)", "siglip(temperature=0.3, bias=-2.0, similarity=dot)",
-    "siglip(temperature=learned, init=0.3, bias=learned, bias_init=-2.0)",
-    "0.5*infonce + 0.3*cacr + 0.1*dp + 0.1*cllr",
+    "siglip(temperature=learned, init=0.3, bias=learned, bias_init=-2.0)", "0.5*infonce + 0.3*cacr + 0.1*dp + 0.1*cllr",
 ]  # fmt: skip
 CYCLIC = ["blocks(k=1)", "blocks(b=1, k=2, loss=hinge)"]
 EVERY = [check.name for check in CHECKS if not check.slow and check.name != "compile"]

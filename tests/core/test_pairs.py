@@ -173,8 +173,7 @@ def test_as_many_candidates_as_anchors_are_not_the_anchors():
     lambda: Pairs.from_views(list(torch.randn(3, 4, 5))),
     lambda: Pairs.cross(torch.randn(4, 5), torch.randn(4, 2, 5), torch.randn(3, 5)),
     lambda: Pairs.cross(torch.randn(4, 5), torch.randn(4, 5), torch.randn(3, 5), batch_negatives=False),
-    lambda: Pairs.from_blocks(torch.randn(4, 3, 5)),
-    lambda: Pairs.from_blocks(torch.randn(4, 3, 5), "all"),
+    lambda: Pairs.from_blocks(torch.randn(4, 3, 5)), lambda: Pairs.from_blocks(torch.randn(4, 3, 5), "all"),
     lambda: Pairs.from_blocks(torch.randn(4, 3, 5), "first", "means"),
 ])  # fmt: skip
 def test_queries_repel_each_other_once_and_never_their_own_instance(make):
