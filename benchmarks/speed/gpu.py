@@ -135,18 +135,9 @@ def device_of(text: str) -> torch.device:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m dipole.benchmarks.speed.gpu",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add, dtypes = parser.add_argument, list(DTYPES)
-    add(
-        "--device",
-        type=device_of,
-        default="cuda",
-        help="cuda, cuda:1, or cpu for a dry run (default cuda)",
-    )
+    add("--device", type=device_of, default="cuda", help="cuda, cuda:1, or cpu for a dry run (default cuda)")
     add("--losses", nargs="+", default=LOSSES, metavar="TEXT", help=f"default {', '.join(LOSSES)}")
     add("--rows", nargs="+", type=positive, help="embeddings of both views (default 65536 16384 4096)")
     add("--widths", nargs="+", type=positive, help="of the embeddings (default 128 768)")

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,13 +34,11 @@ class TimedLoss:
 
     def embeddings(self, device: torch.device, generator: torch.Generator, by: str = "dipole") -> list[Tensor]:
         """Return fresh views that ask for a gradient, (rows / views, width) each."""
-        rows, dtype = self.rows // self.views, DTYPES[self.dtype]
+        rows = self.rows // self.views
         if by == "siglip-kernel":  # it compares two encoders
             rows = self.rows
-        views = [
-            torch.randn(rows, self.width, generator=generator, device=device, dtype=dtype) for _ in range(self.views)
-        ]
-        return [view.requires_grad_() for view in views]
+        options: Any = {"generator": generator, "device": device, "dtype": DTYPES[self.dtype], "requires_grad": True}
+        return [torch.randn(rows, self.width, **options) for _ in range(self.views)]
 
 
 def _matrix(views: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:

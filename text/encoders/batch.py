@@ -46,9 +46,6 @@ class TokenBatch:
     chunks: list[Chunk]
     order: Tensor  # (B,) long
 
-    def __len__(self) -> int:
-        return len(self.order)
-
     def pin_memory(self) -> "TokenBatch":
         return TokenBatch([chunk.pin_memory() for chunk in self.chunks], self.order.pin_memory())
 

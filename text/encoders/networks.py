@@ -14,7 +14,6 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from .batch import Chunk, TokenBatch
 
 POOLING = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
-
 Direction = Literal["uni", "bi", "combine"]
 Pooling = Literal["mean", "cls", "lasttoken"]
 # Models of transformers in which each token attends to all others in every layer.
