@@ -167,6 +167,8 @@ class TextSettings(Settings):
             problems.append(
                 f"hidden_size {self.hidden_size} cannot be halved for direction {self.direction!r}. Choose an even one"
             )
+        if self.encoder == "transformer" and self.transformer is None and self.hidden_size % self.heads:
+            problems.append(f"hidden_size {self.hidden_size} is no multiple of heads {self.heads}. Change one of them")
         if self.encoder == "transformer" and self.channels != "trained":
             problems.append("channels has no effect with encoder 'transformer'")
         if self.classifiers and not self.held_out:

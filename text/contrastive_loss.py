@@ -94,13 +94,16 @@ class ContrastiveLoss(nn.Module):
                 f"{type(self).__name__} needs a model that gives sentence embeddings, a SentenceTransformer; "
                 f"got {type(unwrapped(model)).__name__}."
             )
-        if isinstance(directions, str) or frozenset(directions) not in MODES:
+        asked: frozenset[str] = frozenset()
+        if isinstance(directions, list | tuple | set | frozenset):
+            asked = frozenset(map(str, directions))
+        if asked not in MODES:
             shown = "; ".join(str(tuple(sorted(each, reverse=True))) for each in MODES)
             raise OptionError(
                 f"directions must be one of {shown}, got {directions!r}. Both sides in one softmax (GTE) is no sum "
                 "over anchors of one matrix of similarities."
             )
-        wanted = MODES[frozenset(directions)]
+        wanted = MODES[asked]
         if partition_mode != wanted:
             raise OptionError(f"directions={tuple(directions)} need partition_mode={wanted!r}, got {partition_mode!r}.")
         self.model = model
@@ -419,6 +422,8 @@ def related_columns(
 ) -> EncodedBatch:
     """Pair the columns (B, d) of a batch. Floating-point labels are ignored if there are two columns or more."""
     batch = len(embeddings[0])
+    if not isinstance(labels, Tensor | None):
+        raise PairsError(f"labels must be a tensor, got {type(labels).__name__}. Give torch.tensor(class numbers).")
     if labels is not None and len(embeddings) == 1:
         if labels.shape != (batch,):
             shape = tuple(labels.shape)

@@ -220,6 +220,8 @@ def _open_text(file: Path, encoding: str) -> Iterator[TextIO]:
                     f"{file} is not {encoding}: byte {raw.tell() - len(error.object) + error.start} is "
                     f"{error.object[error.start]:#04x}. Set text.encoding, for example 'latin-1' or 'cp1252'."
                 ) from None
+            except UnicodeError as error:  # UTF-16 without its mark
+                raise DataError(f"{file} is not {encoding}: {error}. Set text.encoding, for example 'utf-8'.") from None
     except DAMAGED as error:
         raise DataError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 

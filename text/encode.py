@@ -167,10 +167,10 @@ def halves_normalised(features: np.ndarray, halves: int = 2) -> np.ndarray:
         halves: number of parts, >= 1.
 
     Raises:
-        OptionError: `halves` does not divide d.
+        OptionError: `halves` does not divide d, or `features` are no matrix.
     """
-    if features.shape[1] % halves:
-        raise OptionError(f"{features.shape[1]} features cannot be cut into {halves} equal parts")
+    if features.ndim != 2 or halves < 1 or features.shape[1] % halves:
+        raise OptionError(f"features {features.shape} cannot be cut into {halves} equal parts of each row")
     parts = features.reshape(len(features), halves, -1)
     norms = np.linalg.norm(parts, axis=2, keepdims=True)
     return (parts / np.where(norms > 0, norms, 1)).reshape(features.shape)

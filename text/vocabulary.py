@@ -134,9 +134,10 @@ def load_tokens(source: str | Path) -> "Tokens":
             return Tokens(Tokenizer.from_file(str(path)), _options_beside(path))
         return _as_transformers(source)
     except Exception as error:  # the tokenizers library raises bare Exception
+        why = str(error).splitlines()[0].rstrip(".")
         raise DataError(
-            f"no tokenizer at {source}: {str(error).splitlines()[0]}. Give a tokenizer.json, a folder that holds one, "
-            f"a name on the Hugging Face Hub, or 'words'."
+            f"no tokenizer at {source}: {why}. Give a tokenizer.json, a folder that holds one, a name on the Hugging "
+            f"Face Hub, or 'words'."
         ) from error
 
 

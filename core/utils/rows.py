@@ -294,6 +294,8 @@ def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:
     except UnicodeDecodeError as error:
         fix = _fix(error, asker.encoding)
         raise DataError(f"{file}, after line {begins - 1}: not {encoding} ({error.reason}). {fix}.") from None
+    except UnicodeError as error:  # UTF-16 without its mark
+        raise DataError(f"{file} is not {encoding}: {error}. Say {asker.encoding}, for example 'utf-8'.") from None
     except DAMAGED as error:
         raise DataError(f"{file}, after line {begins - 1}: {error}") from None
 

@@ -239,6 +239,7 @@ def test_multichannel_and_expansion(corpus, tmp_path):
     ({"pairs": "views", "encoder": "transformer"}, r"dropout is 0.*Set\s+text\.dropout"),
     ({"pairs": "views", "dropout": 0.2, "sides": 2}, "Leave sides out"),
     ({"head": "mlp"}, "head has no effect with encoder 'gru'"),
+    ({"encoder": "transformer", "hidden_size": 10}, "hidden_size 10 is no multiple of heads 4"),
 ])  # fmt: skip
 def test_settings_that_contradict_each_other(settings, message):
     refused(ValueError, message, TextSettings, **settings)

@@ -215,11 +215,13 @@ def test_a_learned_temperature_gets_its_gradient(folder):
     (lambda m: dipole.text.ContrastiveLoss(m, 3), ConfigError, "objective must be a text"),
     (lambda m: dipole.text.ContrastiveLoss(m[0], "infonce"), ConfigError, "a SentenceTransformer; got Transformer"),
     (lambda m: dipole.text.ContrastiveLoss(m, "infonce", directions="both"), OptionError, "got 'both'"),
+    (lambda m: dipole.text.ContrastiveLoss(m, "infonce", directions=[["query_to_doc"]]), OptionError, "must be one of"),
     (lambda m: dipole.text.ContrastiveLoss(m, "infonce", directions=("query_to_doc", "doc_to_query")), OptionError,
      "need partition_mode='per_direction'"),
     (lambda m: dipole.text.CachedContrastiveLoss(m, "infonce", mini_batch_size=0), OptionError, "whole number"),
     (lambda m: dipole.text.ContrastiveLoss(m, "infonce")(features(m, 1), None), PairsError, "one column of text"),
     (lambda m: dipole.text.ContrastiveLoss(m, "infonce")([], None), PairsError, "got no column"),
+    (lambda m: dipole.text.ContrastiveLoss(m, "infonce")(features(m), [0, 1]), PairsError, "a tensor, got list"),
     (lambda m: dipole.text.ContrastiveLoss(SentenceTransformer(modules=[m[0]]), "infonce")(features(m), None),
      ConfigError, "gives no sentence_embedding"),
 ])  # fmt: skip
@@ -234,8 +236,7 @@ def test_models_that_cannot_be_wrapped_are_refused(folder):
         dipole.text.ContrastiveLoss(CrossEncoder(str(folder), num_labels=1, device="cpu"), "infonce")
     model = SentenceTransformer(modules=[modules.StaticEmbedding(tokenizer, embedding_dim=8)], device="cpu")
     assert torch.isfinite(dipole.text.ContrastiveLoss(model, "infonce")(features(model), None))
-    with pytest.raises(PairsError, match="Use ContrastiveLoss for StaticEmbedding"):
-        dipole.text.CachedContrastiveLoss(model, "infonce", mini_batch_size=2)(features(model), None)
+    refused(PairsError, "Use ContrastiveLoss for StaticEmbedding", KINDS[1](model, "infonce"), features(model), None)
 
 
 def test_what_model_cards_ask_for(folder):

@@ -211,7 +211,8 @@ def test_holdout_grids_scaled_halves_and_devices():
     assert ProbeSettings("senteval-torch").grid("holdout") == pytest.approx([1e-5, 1e-4, 1e-3, 1e-2])
     x = np.array([[3.0, 4.0, 0.0, 0.0], [0.0, 2.0, 5.0, 12.0]])
     assert halves_normalised(x, 2) == pytest.approx(np.array([[0.6, 0.8, 0, 0], [0, 1, 5 / 13, 12 / 13]]))
-    refused(OptionError, "cannot be cut", halves_normalised, np.ones((1, 3)), 2)
+    for shape, parts in (((1, 3), 2), ((4,), 2), ((1, 4), 0)):
+        refused(OptionError, "cannot be cut", halves_normalised, np.ones(shape), parts)
     for device in ("nowhere", "cuda:99"):
         refused(OptionError, "device must be an available one", check_device, device)
 

@@ -14,10 +14,9 @@ import torch
 from dipole.core.utils import cache as core_cache
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.text import sentences as encoding
-from dipole.text import splitting
 from dipole.text.cache import corpus_folder, load_or_build
 from dipole.text.config import TextSettings
-from dipole.text.corpus import Piece, read_pieces
+from dipole.text.corpus import Piece, read_pieces, split_sentences
 from dipole.text.sentences import Cut, encode_pieces
 from dipole.text.vocabulary import word_cutter, words_vocabulary
 from tests.ranks import run_python, start_method
@@ -43,7 +42,7 @@ def plain(folder, size, max_length, lower, limit):
     """The plain reader: whole files, a loop over sentences, a counter, a sort."""
     files = sorted(folder.iterdir())
     texts = [gzip.decompress(f.read_bytes()).decode() if f.suffix == ".gz" else f.read_text("utf-8") for f in files]
-    flat = [(d, s) for d, text in enumerate(texts) for s in splitting.split_sentences(text)][:limit]
+    flat = [(d, s) for d, text in enumerate(texts) for s in split_sentences(text)][:limit]
     cut, counts, parts = word_cutter(lower), Counter(), []
     for _, sentence in flat:
         parts.append(cut(sentence))
@@ -97,8 +96,7 @@ def test_documents_are_encoded_once_by_a_given_tokenizer(tmp_path):
     _, made = encode_pieces(read_pieces(DOCUMENTS), cut, folder=tmp_path)
     (tmp_path / ".lock").unlink(missing_ok=True)
     (tmp_path / ".lock").mkdir()  # as in a folder that cannot be written
-    with pytest.raises(DataError, match="cannot be cached in"):
-        load_or_build(tmp_path / "tokens.bin" / "cache", lambda folder: None, lambda folder: None)
+    refused(DataError, "cannot be cached in", load_or_build, tmp_path / "tokens.bin" / "cache", *[lambda _: None] * 2)
     assert encode_pieces([], cut, folder=tmp_path)[1].fingerprint == made.fingerprint
 
 
