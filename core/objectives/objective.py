@@ -7,22 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from dipole.core.objectives import spec
+from dipole.core.objectives import spec, term_values
 from dipole.core.objectives.gather import Input, all_gather_pairs
 from dipole.core.objectives.lazy import LazyModule
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import entry_of, registry, timed
 from dipole.core.objectives.similarity import Similarity, full_precision, normalize
 from dipole.core.objectives.statistics import AnyStatistic
-from dipole.core.objectives.term_values import (
-    NO_NEGATIVES,
-    GlobalPairs,
-    Outcome,
-    Rows,
-    TermValue,
-    evaluate_terms,
-    has_repulsion,
-)
+from dipole.core.objectives.term_values import Outcome, Rows, TermValue
 from dipole.core.utils.distributed import world_size
 from dipole.core.utils.errors import OptionError, PairsError, SpecError
 from dipole.core.utils.memory import check_fits
@@ -186,8 +178,8 @@ class Objective(LazyModule):
         Returns:
             The note for a value of 0, or "".
         """
-        if self.needs_negatives and has_repulsion(self, pairs) is False:
-            return NO_NEGATIVES
+        if self.needs_negatives and term_values.has_repulsion(self, pairs) is False:
+            return term_values.NO_NEGATIVES
         return ""
 
     def after_step(
@@ -302,7 +294,7 @@ class Objective(LazyModule):
         """Return whether each row of x and y is a multiple of its embedding."""
         return self.similarity != "bilinear" and type(self).project is Objective.project
 
-    def forward(self, pairs: Input | GlobalPairs | Tensor, *views: Tensor) -> Tensor:
+    def forward(self, pairs: Input | term_values.GlobalPairs | Tensor, *views: Tensor) -> Tensor:
         """Return the unweighted loss of this term, (), with gradient.
 
         Args:
@@ -386,7 +378,7 @@ class Composite(nn.Module):
         return self
 
     @uncompiled  # the compiler would break it into ten graphs, which are no faster
-    def forward(self, pairs: Input | GlobalPairs | Tensor, *views: Tensor) -> Outcome:
+    def forward(self, pairs: Input | term_values.GlobalPairs | Tensor, *views: Tensor) -> Outcome:
         """Evaluate the objective on the embeddings of a batch.
 
         Args:
@@ -409,8 +401,8 @@ class Composite(nn.Module):
             raise PairsError(f"views are tensors (B, d), as in objective(z1, z2), and Pairs stand alone. Got {got}.")
         terms = {name: (weight, term) for name, weight, term in self}
         if isinstance(pairs, Pairs) and world_size() == 1:
-            return evaluate_terms(terms, GlobalPairs((pairs,)))  # nothing to gather
-        return evaluate_terms(terms, all_gather_pairs(pairs))
+            return term_values.evaluate_terms(terms, term_values.GlobalPairs((pairs,)))  # nothing to gather
+        return term_values.evaluate_terms(terms, all_gather_pairs(pairs))
 
     @property
     def positives_wanted(self) -> int | None:

@@ -15,17 +15,8 @@ from threading import RLock
 from typing import Any, Literal, TypeVar, get_args
 
 from dipole.core.objectives.spec import Option, options_of
+from dipole.core.utils import plugins
 from dipole.core.utils.errors import RegistryError, SpecError, nearest
-from dipole.core.utils.plugins import (
-    SWITCH,
-    PluginError,
-    declared_by,
-    is_ours,
-    load,
-    points,
-    switched_off,
-    undoable,
-)
 from dipole.core.utils.text import shortened
 
 Kind = Literal["objective", "regularizer", "diagnostic"]
@@ -65,7 +56,7 @@ class Entry:
     @property
     def package(self) -> str:
         """The package of the entry: "dipole", the name and version of a plug-in, or "" for a user's script."""
-        return declared_by(self.target.__module__)
+        return plugins.declared_by(self.target.__module__)
 
     @property
     def options(self) -> tuple[Option, ...]:
@@ -88,9 +79,9 @@ class Registry:
 
     def __init__(self) -> None:
         # Undo the entries of a plug-in whose import fails.
-        self._entries: dict[str, Entry] = undoable(lambda entry: str(entry.target.__module__))
-        self._names: dict[str, str] = undoable()
-        self._broken: dict[str, PluginError] = {}
+        self._entries: dict[str, Entry] = plugins.undoable(lambda entry: str(entry.target.__module__))
+        self._names: dict[str, str] = plugins.undoable()
+        self._broken: dict[str, plugins.PluginError] = {}
         self._state: Literal["empty", "loading", "loaded"] = "empty"
         self._lock = RLock()  # another thread waits until everything is there
 
@@ -190,13 +181,13 @@ class Registry:
                 for module in _OWN:
                     import_module(module)
                 self._broken = {}
-                for point in points("objectives"):
-                    if is_ours(point):
+                for point in plugins.points("objectives"):
+                    if plugins.is_ours(point):
                         point.load()
                         continue
                     try:
-                        load(point)
-                    except PluginError as error:  # `get` reports it to who asks for its name
+                        plugins.load(point)
+                    except plugins.PluginError as error:  # `get` reports it to who asks for its name
                         self._broken[canonical_name(point.name)] = error
                 self._state = "loaded"
             finally:
@@ -220,7 +211,7 @@ class Registry:
             raise SpecError(f"the plug-in {self._broken[key]}")
         # Report broken plug-ins first: one of them may define this name.
         absent = [f"\nA plug-in that cannot be used: {error}\n" for error in self._broken.values()]
-        absent += [f" Plug-ins are switched off ({SWITCH}=none)."] if switched_off() else []
+        absent += [f" Plug-ins are switched off ({plugins.SWITCH}=none)."] if plugins.switched_off() else []
         # Diagnostics are no terms of an objective.
         terms = {each.name for each in self._entries.values() if each.kind != "diagnostic"}
         near = nearest(key, (alias for alias, target in self._names.items() if target in terms))
@@ -252,7 +243,7 @@ class Registry:
         return [entry for entry in self._entries.values() if kind in (None, entry.kind)]
 
     @property
-    def broken(self) -> dict[str, PluginError]:
+    def broken(self) -> dict[str, plugins.PluginError]:
         """The errors of plug-ins that failed to load, by the name of their entry point."""
         self._load()
         return dict(self._broken)

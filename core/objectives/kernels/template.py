@@ -42,22 +42,10 @@ def product(a, b, total, PRECISION: tl.constexpr):
 
 @triton.jit
 def similarities(
-    x,
-    y,
-    a,
-    x_scale,
-    y_scale,
-    own,
-    other,
-    A,
-    C,
-    SCALED: tl.constexpr,
-    D: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
+    x, y, a, x_scale, y_scale, own, other, A, C,
+    SCALED: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     """Return s (BM, BN) of a tile, BK embedding columns at a time. `a` holds the first columns of the own rows."""
     s = tl.zeros((BM, BN), tl.float32)
     s = product(a, load_rows(y, other, C, 0, D, BK), s, PRECISION)
@@ -103,33 +91,12 @@ def excluded(lists, own, other, first, A, width, steps, FEW: tl.constexpr, BM: t
 
 @triton.jit(do_not_specialize=SIZES)
 def forward(
-    x,
-    y,
-    x_scale,
-    y_scale,
-    lists,
-    width,
-    steps,
-    A,
-    C,
-    chunk,
-    stride,
-    numbers,
-    shifts,
-    sums,
-    best,
-    where,
-    VALUES,
-    EXPONENTS: tl.constexpr,
-    SIGNS: tl.constexpr,
-    SCALED: tl.constexpr,
-    FEW: tl.constexpr,
-    D: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
+    x, y, x_scale, y_scale, lists, width, steps, A, C,
+    chunk, stride, numbers, shifts, sums, best, where,
+    VALUES, EXPONENTS: tl.constexpr, SIGNS: tl.constexpr,
+    SCALED: tl.constexpr, FEW: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     """Sum the statistics of BM rows over one chunk of the columns, and find the extremes.
 
     Program (i, j) owns rows i BM .. (i + 1) BM and visits columns j chunk .. (j + 1) chunk. It writes row j of each
@@ -209,33 +176,12 @@ def forward(
 
 @triton.jit(do_not_specialize=SIZES)
 def backward(
-    x,
-    y,
-    x_scale,
-    y_scale,
-    lists,
-    width,
-    steps,
-    A,
-    C,
-    start,
-    end,
-    stride,
-    numbers,
-    shifts,
-    grads,
-    out,
-    SLOPES,
-    EXPONENTS: tl.constexpr,
-    SYMMETRIC: tl.constexpr,
-    SCALED: tl.constexpr,
-    FEW: tl.constexpr,
-    D: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
+    x, y, x_scale, y_scale, lists, width, steps, A, C,
+    start, end, stride, numbers, shifts, grads, out,
+    SLOPES, EXPONENTS: tl.constexpr, SYMMETRIC: tl.constexpr,
+    SCALED: tl.constexpr, FEW: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     """Write dL/ds of the rows start .. end, or dL/ds_ij + dL/ds_ji if SYMMETRIC, to `out` (end - start, stride).
 
     Args:
