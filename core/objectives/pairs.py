@@ -10,7 +10,7 @@ from torch import Tensor
 from dipole.core.objectives import checks
 from dipole.core.objectives.constructors import Constructors
 from dipole.core.objectives.indices import joined, pads_last
-from dipole.core.objectives.pair_data import NO_VIEW, Instances, PairLayout, Runs, constructor, other_views, with_queue
+from dipole.core.objectives.pair_data import NO_VIEW, Instances, PairLayout, Runs, constructor, with_queue
 from dipole.core.utils.errors import PairsError
 
 OF_ANCHORS = ("anchors", "positives", "ignored", "labels", "index", "weights")
@@ -247,18 +247,12 @@ class Pairs(Constructors):
             Pairs with the same anchors. The added anchors follow the C candidates.
         """
         facts, count = self.facts, len(self.anchors)
-        if facts.sides:
-            # The first ignored row of an anchor is the anchor itself.
-            ignored = torch.cat([self.ignored[:, :1], self.ignored[:, len(self.candidates) // 2 :]], 1)
-            return replace(self, ignored=ignored, layout=replace(facts, sides=False))
-        if facts.view_pairs and not facts.partners:
-            return self  # already done
-        if facts.view_pairs:
-            # The first ignored rows are those of the anchor's view, itself first.
+        if facts.sides or facts.partners:
+            # The first ignored rows are those of the anchor's side or view, itself first.
             batch = facts.candidate_views[0][1]
             ignored = torch.cat([self.ignored[:, :1], self.ignored[:, batch:]], 1)
-            return replace(self, ignored=ignored, layout=replace(facts, partners=()))
-        if count == facts.among:
+            return replace(self, ignored=ignored, layout=replace(facts, sides=False, partners=()))
+        if count == facts.among or facts.view_pairs:
             return self
         runs = facts.anchor_views
         batch = runs[0][1]
@@ -359,13 +353,11 @@ class Pairs(Constructors):
         """
         if not self.split_by_view:
             return tuple(part for side in self.within_sides()[1:] for part in side._each_view())
-        facts, z = self.facts, self.candidates
-        if not facts.view_pairs:
+        if not self.facts.view_pairs:
             return self._each_view()
-        runs = facts.candidate_views
-        own = torch.arange(len(z), device=z.device).unsqueeze(1)
-        same = torch.cat([own, other_views(own, runs[0][1])], 1)
-        return self._apart(z, z[:0], same, self.candidate_index, runs, padded=False)._each_view()
+        batch, index = self.facts.candidate_views[0][1], self.candidate_index
+        assert index is not None  # a constructor made these pairs
+        return type(self).from_views(self.candidates.split(batch), index=index[:batch])._each_view()
 
     def _apart(
         self, z: Tensor, queue: Tensor, ignored: Tensor, index: Tensor | None, runs: Runs, *, padded: bool
