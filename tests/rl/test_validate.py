@@ -244,10 +244,6 @@ def test_observation_of_a_custom_vecenv_that_is_not_finite_raises_an_error():
     refused(TrainingError, r"the observation is not finite: environment 0 of .* at agent step 13", agent.learn, STEPS)
 
 
-class Many:
-    possible_agents = ("one", "two")
-
-
 class Old:
     def reset(self):
         return 0
@@ -256,16 +252,13 @@ class Old:
         return 0, 0, False, {}
 
 
-class Spaceless(gymnasium.Env):
-    pass
-
-
 @pytest.mark.parametrize(("env", "said"), [
     (None, r"an environment is needed, got None"),
     (DotEnv, r"DotEnv is a class and no environment: make one of it, DotEnv\(\.\.\.\)"),
-    (Many(), r"Many is an environment of PettingZoo"), (Old(), r"Old is no gymnasium\.Env\. This is gym's API"),
+    (type("Many", (), {"possible_agents": ("one", "two")})(), r"Many is an environment of PettingZoo"),
+    (Old(), r"Old is no gymnasium\.Env\. This is gym's API"), ("Nowhere-v0", r"unknown task 'Nowhere-v0'"),
     (make_env, r"make_env is no environment\. Call it"), ([DotEnv()], r"list is no environment"),
-    (Spaceless(), r"Spaceless has no observation_space"), ("Nowhere-v0", r"unknown task 'Nowhere-v0'"),
+    (type("Spaceless", (gymnasium.Env,), {})(), r"Spaceless has no observation_space"),
     ("dott", r"unknown task 'dott'.*dot"),
     (gymnasium.vector.SyncVectorEnv([DotEnv]), r"SyncVectorEnv is a vector environment of gymnasium"),
 ])  # fmt: skip
