@@ -79,9 +79,11 @@ def test_a_worker_that_dies_between_two_calls_is_restarted(tiny_agent, tmp_path,
     kill()
     with pytest.warns(RuntimeWarning, match="environment 0 failed"):
         agent.learn(4)  # starts with a reset
+    refused(ConfigError, "2 environments need an action each, got 1", env.step, np.zeros((1, 2)))
     kill()
     env.close()
     assert not any(process.is_alive() for process in env.processes)
+    refused(ConfigError, "are closed: make new ones", env.reset)
 
 
 @pytest.mark.parametrize("task", ["dot", "dot in a worker", "cheetah-run"])

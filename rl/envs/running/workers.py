@@ -13,6 +13,7 @@ from stable_baselines3.common.vec_env import CloudpickleWrapper, SubprocVecEnv, 
 from stable_baselines3.common.vec_env.subproc_vec_env import _stack_obs, _worker
 
 from dipole.core.utils.errors import ConfigError, TrainingError
+from dipole.core.utils.text import counted
 from dipole.rl.arguments import check_integers, check_number
 from dipole.rl.envs.running.faults import PATIENCE, REFUSED, Guard, fault_message, guarded
 
@@ -52,7 +53,7 @@ class WorkerVecEnv(SubprocVecEnv):
 
     Raises:
         ConfigError: an argument is out of range, or an environment cannot be made. From a call: what an environment
-            refuses (an action of another shape).
+            refuses (an action of another shape), another number of actions, or a call after `close`.
         TrainingError: from a call, no restarts are left, or five faults of a worker without a good step between them.
     """
 
@@ -167,12 +168,16 @@ class WorkerVecEnv(SubprocVecEnv):
         return super()._get_target_remotes(indices)
 
     def _revive(self) -> None:
-        """Restart workers that have died since the last step."""
+        """Restart workers that have died since the last step. Raise ConfigError after `close`."""
+        if self.closed:
+            raise ConfigError("these environments are closed: make new ones, WorkerVecEnv([...]).")
         for index, process in enumerate(self.processes):
             if self._started and not process.is_alive():
                 self._pending[index] = self._restart(index, None)
 
     def step_async(self, actions: np.ndarray) -> None:
+        if len(actions) != self.num_envs:  # SB3 would wait for an answer for ever
+            raise ConfigError(f"{counted(self.num_envs, 'environment')} need an action each, got {len(actions)}.")
         for index, action in enumerate(actions):
             # A pipe that is closed here is closed in step_wait as well, which restarts the worker.
             if index not in self._pending:
