@@ -194,9 +194,11 @@ class Augmentation:
         log_ratio = torch.empty(n, CROP_ATTEMPTS).uniform_(low, high, generator=generator)
         crops = torch.cat([area, log_ratio, torch.rand(2, n, generator=generator).T], 1)
         parameters = Parameters(
-            torch.tensor([0.0, 0.0, size, size]).expand(n, 4),
-            event(config.flip),
-            *factors,
+            box=torch.tensor([0.0, 0.0, size, size]).expand(n, 4),
+            flip=event(config.flip),
+            brightness=factors[0],
+            contrast=factors[1],
+            saturation=factors[2],
             hue=jittered * uniform(-config.hue, config.hue),
             grey=event(config.grey),
             sigma=event(config.blur) * uniform(*config.blur_sigma),

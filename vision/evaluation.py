@@ -80,7 +80,7 @@ class FrameworkEvaluation:
         def losses() -> dict[str, float]:
             if train.labels is None or test.labels is None:
                 raise DataError("the probe 'losses' needs labels. Use labelled splits or remove it")
-            return block_losses(*data, shape, seed)
+            return block_losses(train_x, train.labels, test_x, test.labels, shape, seed)
 
         def linear() -> ProbeResult:
             if config.crops is not None:
@@ -91,7 +91,7 @@ class FrameworkEvaluation:
         measure: dict[Probe, Callable[[], Any]] = {
             "linear": linear,
             "few_shot": lambda: few_shot_probe(*data, **few),
-            "kmeans": lambda: kmeans_accuracy(test_x, test.labels, inits=config.inits, seed=seed),
+            "kmeans": lambda: kmeans_accuracy(*data[2:], inits=config.inits, seed=seed),
             "knn": lambda: knn_probe(*data, k=config.neighbours, temperature=config.temperature),
             "mean": lambda: mean_classifier(*data),
             "tasks": lambda: class_tasks(*data, solver=config.solver, epochs=config.epochs, **few),

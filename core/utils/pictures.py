@@ -42,7 +42,7 @@ def as_rgb(image: Image.Image) -> Image.Image:
     if picture.mode == "P" and "transparency" in picture.info:
         picture = picture.convert("RGBA")  # otherwise Pillow warns
     found = picture.convert("RGB")
-    if is_deep and 0 < max(high for _, high in found.getextrema()) <= TWELVE >> 8:
+    if is_deep and 0 < np.asarray(found).max() <= TWELVE >> 8:
         warn(DARK)
     return found
 

@@ -188,8 +188,7 @@ def test_every_view_has_its_own_settings_and_small_crops_are_views():
     ("view.0.blur=1.0", "views are numbered from 1"), ("view.second.blur=1.0", "views are numbered from 1"),
     ("view.2.blurr=1.0", "Did you mean 'blur'"),
     ("view.2.solarize=1.5", "vision.augment.view.2.solarize: .*less than or equal to 1"),
-    ("view.2.crop_scale=[0.5, 0.2]", r"view.2: crop_scale must be \[low, high\]"),
-    ("view.2.size=8", "no such setting"),
+    ("view.2.crop_scale=[0.5, 0.2]", r"view.2: crop_scale must be \[low, high\]"), ("view.2.size=8", "no such setting"),
 ])  # fmt: skip
 def test_what_is_wrong_is_said(setting, message):
     refused(ConfigError, message, load_recipe, "digits-simclr", [f"vision.augment.{setting}"])

@@ -17,8 +17,7 @@ from tests.systems import links
 
 
 @pytest.mark.parametrize(("name", "channels", "size", "taps"), [
-    ("small-conv", 1, 16, {"pooled": 256}),
-    ("alexnet", 3, 32, {"conv5": 192 * 9, "fc6": 4096, "fc7": 4096}),
+    ("small-conv", 1, 16, {"pooled": 256}), ("alexnet", 3, 32, {"conv5": 192 * 9, "fc6": 4096, "fc7": 4096}),
     ("vgg16", 3, 32, {"pooled": 512, "fc": 100}), ("linear", 1, 2, {"map": 16}),
     ("resnet18", 3, 32, {"pooled": 512}), ("resnet50", 2, 32, {"pooled": 2048}),
 ])  # fmt: skip

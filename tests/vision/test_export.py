@@ -30,6 +30,7 @@ from dipole.vision.export.transformers import describe
 from dipole.vision.exported import open_folder
 from dipole.vision.frameworks.base import Branch
 from dipole.vision.frameworks.cmc import CMC
+from dipole.vision.modeling_dipole_vision import build
 from tests.runs import Record, commanded, refused
 from tests.systems import file_limit, posix
 from tests.vision.made import CPU, ONE_STEP, colour_file, make_adapter
@@ -117,6 +118,14 @@ def network(channels=3, **settings):
 ])  # fmt: skip
 def test_what_no_format_can_hold_is_refused(call, message):
     refused(ConfigError, message, call)
+
+
+def test_all_arguments_of_a_layer_are_exported():
+    images = torch.rand(2, 3, 8, 8)
+    for layer in (nn.Conv2d(3, 3, 3, padding=1, padding_mode="circular"), nn.BatchNorm2d(3, affine=False)):
+        again = build(json.loads(json.dumps(describe(Stages(3, {"all": layer}, {"all": 3}))))[0][1]).eval()
+        again.load_state_dict(layer.state_dict())
+        assert torch.equal(again(images), layer.eval()(images))
 
 
 @pytest.mark.slow

@@ -289,8 +289,7 @@ BLOCKS = {"method": "blocks"}
     ({"method": "cmc", "views": 2}, r"takes views = 1.*Set vision\.views = 1"),
     ({"views": 1}, "needs views = 2"), ({"negatives": 31}, "30 negatives per anchor"),
     ({"method": "cmc", "data": "colour", "negatives": 65}, "at most 64"),
-    ({"method": "cmc"}, "3 channels, but those of .* have 1"),
-    ({**BLOCKS, "data": "unlabelled"}, "without a label"),
+    ({"method": "cmc"}, "3 channels, but those of .* have 1"), ({**BLOCKS, "data": "unlabelled"}, "without a label"),
     ({**BLOCKS, "batch_size": 16, "blocks": {"size": 2}}, "blocks of 3 images .* multiple of 3"),
     ({**BLOCKS, "batch_size": 16, "world_size": 4, "blocks": {"size": 7}}, "multiple of 32"),
     ({**BLOCKS, "batch_size": 63, "blocks": {"size": 2, "count": 1}}, "images of all blocks"),
@@ -330,12 +329,10 @@ def test_frameworks_that_carry_an_objective_are_named(tmp_path, text, settings, 
 
 @pytest.mark.parametrize(("text", "settings"), [
     ("tuple", ["vision.method=simclr"]), ("cacr(k=4)", ["vision.views=5"]),
-    ("cacr(k=4)", [*SMALL_BLOCKS, "vision.blocks.size=4"]),
-    ("cacr(k=2)", ["vision.method=swav", "vision.views=3"]),
+    ("cacr(k=4)", [*SMALL_BLOCKS, "vision.blocks.size=4"]), ("cacr(k=2)", ["vision.method=swav", "vision.views=3"]),
     ("cacr(k=2)", ["vision.method=swav", "vision.views=3", "vision.negatives=16"]),
-    ("cacr(k=2)", ["vision.method=simclr", "vision.views=3"]),
+    ("cacr(k=2)", ["vision.method=simclr", "vision.views=3"]), ("cacr(k=2)", [*SMALL_BLOCKS, "vision.blocks.size=2"]),
     ("cacr(k=2)", ["vision.method=moco", "vision.views=3", "vision.negatives=16"]),
-    ("cacr(k=2)", [*SMALL_BLOCKS, "vision.blocks.size=2"]),
 ])  # fmt: skip
 def test_frameworks_that_are_recommended_run(tmp_path, text, settings):
     assert run_of("digits-simclr", tmp_path, *SHORT, f"objective={text}", *settings).status == "done"

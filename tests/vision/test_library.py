@@ -88,22 +88,15 @@ def test_a_plain_backbone_trains_and_continues_from_its_state(name):
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_heads_and_queues_have_the_type_and_the_device_of_the_backbone(name):
+def test_heads_and_queues_have_the_type_and_the_device_of_the_backbone_which_may_be_scripted(name, monkeypatch):
     model = build(name, torch.bfloat16)
     images, *others = arguments(name)
     assert math.isfinite(step(model, ([image.bfloat16() for image in images], *others)))
     placed = build(name, "meta", **{"bank": 4, "images": 30} if name == "CMC" else {}).state_dict()
     assert {each.device.type for key, each in placed.items() if key != "step"} == {"meta"}
-
-
-@pytest.mark.parametrize("name", ["BYOL", "MoCo", "SimCLR"])
-def test_a_scripted_backbone_trains_as_its_source(name):
-    losses = []
-    for made in (nn.Sequential, torch.jit.script):
-        torch.manual_seed(0)
-        model = getattr(vision, name)(made(conv()), "infonce", **SMALL.get(name, {}))
-        losses.append([step(model, arguments(name, seed)) for seed in range(2)])
-    assert losses[0] == pytest.approx(losses[1])
+    loss = step(build(name), arguments(name))
+    monkeypatch.setitem(globals(), "conv", lambda made=conv: torch.jit.script(made()))
+    assert name == "CMC" or step(build(name), arguments(name)) == pytest.approx(loss)
 
 
 def test_a_compiled_framework_is_not_compiled_again_at_each_step():

@@ -96,12 +96,11 @@ def test_the_positives_of_labels_are_all_views_of_the_class_and_groups_fill_the_
     ({"pairs": "columns", "columns": ["a", "b"], "method": "blocks"}, "'blocks' cannot carry"),
     ({"pairs": "columns", "columns": ["a", "b"], "method": "cmc"}, "'cmc' cannot carry"),
     ({"columns": ["a", "b"]}, "columns has no effect with pairs 'augmented'"),
-    ({"images_per_class": 2}, "images_per_class has no effect"),
+    ({"images_per_class": 2}, "images_per_class has no effect"), ({"caption": {"encoder": "bert"}}, "hub:ID-or-folder"),
     ({"pairs": "columns", "data": {"source": "x.csv"}}, "columns must name two or more"),
     ({"pairs": "columns", "columns": ["a", "b"]}, "set vision.data.source to a file"),
     ({"pairs": "columns", "columns": ["image", "caption"], "data": {"source": "x.csv"}}, "vision.caption.encoder"),
     ({"method": "clip"}, "'clip' cannot carry pairs = 'augmented'"),
-    ({"caption": {"encoder": "bert"}}, "hub:ID-or-folder"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(wrong, said):
     refused(ValidationError, said, settings, **wrong)

@@ -58,6 +58,7 @@ LIBRARY = {
 """Frameworks built in Python, with their objective."""
 CASES += [(name, None) for name in LIBRARY]
 SHARES = {"unequal": [(8, 4)], "equal": [(6, 6)], "three ranks": [(4, 4, 4), (6, 2, 4)]}
+DIVISIONS = [pytest.param(SHARES[name], marks=[pytest.mark.slow] * (name != "unequal"), id=name) for name in SHARES]
 
 
 def cases_of(divisions):
@@ -190,11 +191,7 @@ def every_case(rank, divisions):
     return found
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(SHARES[name], marks=[pytest.mark.slow] * (name != "unequal")) for name in SHARES],
-    ids=list(SHARES),
-)
+@pytest.fixture(scope="module", params=DIVISIONS)
 def many(request):
     return from_ranks(len(request.param[0]), every_case, request.param), request.param
 

@@ -87,9 +87,8 @@ def test_curves_are_of_the_validation_part_and_the_test_images_are_read_at_the_e
 
 @pytest.mark.parametrize(("overrides", "said"), [
     (["train.validation_share=0.3"], "no effect with evaluate_on 'test'"),
-    (["train.curves_on=test"], "evaluate_every alone"),
+    (["train.curves_on=test"], "evaluate_every alone"), (["train.evaluate_on=test1"], "Allowed: test, validation"),
     (["vision.probe.online.momentum=0.9"], "momentum has no effect with optimizer 'adam'"),
-    (["train.evaluate_on=test1"], "Allowed: test, validation"),
     (["train.evaluate_on=validation", "train.validation_share=1.0"], "less than 1"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_said(overrides, said):

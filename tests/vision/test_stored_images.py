@@ -214,8 +214,7 @@ def test_images_that_are_left_out_are_named_once(tmp_path):
 
 @pytest.mark.parametrize(("place", "probes", "message"), [
     ("", "['kmeans']", r"no image of the test part .* the probes kmeans need"),
-    ("cat", "['linear', 'knn']", r"are of one class, cat, and the probes linear, knn need two"),
-    ("", "[]", None),
+    ("cat", "['linear', 'knn']", r"are of one class, cat, and the probes linear, knn need two"), ("", "[]", None),
 ])  # fmt: skip
 def test_labels_that_the_probes_miss_are_said_before_training(tmp_path, place, probes, message):
     image_folder(tmp_path / "x", place, count=24)

@@ -98,8 +98,7 @@ def test_names_of_shards_and_of_their_folders_tell_the_splits(tmp_path, names):
 
 @pytest.mark.parametrize(("text", "names"), [
     ("t-{008..011}.tar", ["t-008.tar", "t-009.tar", "t-010.tar", "t-011.tar"]),
-    ("{a,b}-{0..1}", ["a-0", "a-1", "b-0", "b-1"]), ("{9..11}", ["9", "10", "11"]),
-    ("plain.tar", ["plain.tar"]),
+    ("{a,b}-{0..1}", ["a-0", "a-1", "b-0", "b-1"]), ("{9..11}", ["9", "10", "11"]), ("plain.tar", ["plain.tar"]),
 ])  # fmt: skip
 def test_braces_are_the_shells(text, names):
     assert braces(text) == names

@@ -45,7 +45,7 @@ def open_npz(source: str, options: Decoding, wanted: Classes) -> Source:
     path = Path(source).expanduser()
     with _readable(path):
         file = np.load(path, allow_pickle=False)
-        arrays = {name: partial(file.__getitem__, name) for name in file.files}
+        arrays: Arrays = {name: partial(file.__getitem__, name) for name in file.files}
     return _of_arrays(path, arrays, wanted)
 
 
