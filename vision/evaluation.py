@@ -8,17 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dipole.core.evaluation import probes
 from dipole.core.evaluation.arrays import finite_rows
 from dipole.core.evaluation.class_tasks import class_tasks
-from dipole.core.evaluation.probes import (
-    ProbeResult,
-    few_shot_probe,
-    kmeans_accuracy,
-    knn_probe,
-    linear_probe,
-    linear_probe_on_views,
-    mean_classifier,
-)
+from dipole.core.evaluation.probes import ProbeResult
 from dipole.core.objectives.objective import SHARPNESS
 from dipole.core.objectives.similarity import normalize
 from dipole.core.train.class_blocks import BlockShape, block_losses
@@ -86,14 +79,14 @@ class FrameworkEvaluation:
             if config.crops is not None:
                 return self._probe_on_crops(module, read, config.crops)
             how = dict(vars(config.descent))
-            return linear_probe(*data, l2=how.pop("weight_decay") or None, seed=seed, **how)
+            return probes.linear_probe(*data, l2=how.pop("weight_decay") or None, seed=seed, **how)
 
         measure: dict[Probe, Callable[[], Any]] = {
             "linear": linear,
-            "few_shot": lambda: few_shot_probe(*data, **few),
-            "kmeans": lambda: kmeans_accuracy(*data[2:], inits=config.inits, seed=seed),
-            "knn": lambda: knn_probe(*data, k=config.neighbours, temperature=config.temperature),
-            "mean": lambda: mean_classifier(*data),
+            "few_shot": lambda: probes.few_shot_probe(*data, **few),
+            "kmeans": lambda: probes.kmeans_accuracy(*data[2:], inits=config.inits, seed=seed),
+            "knn": lambda: probes.knn_probe(*data, k=config.neighbours, temperature=config.temperature),
+            "mean": lambda: probes.mean_classifier(*data),
             "tasks": lambda: class_tasks(*data, solver=config.solver, epochs=config.epochs, **few),
             "losses": losses,
         }
@@ -127,7 +120,7 @@ class FrameworkEvaluation:
         labels: Any = train.labels, test.labels
         descent = self.config.probe.descent
         with frozen(module):
-            return linear_probe_on_views(features, labels[0], tested, labels[1], descent, self.seed.probe)
+            return probes.linear_probe_on_views(features, labels[0], tested, labels[1], descent, self.seed.probe)
 
     def extract(
         self, module: Framework, read: Callable[[Tensor], Tensor], images: Images, share: float = 1.0

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -26,25 +27,16 @@ AT_ONCE = 64  # images that are decoded in parallel
 FEATURES = ("encoder", "embedding")  # the values of vision.probe.features
 
 
+@dataclass(eq=False)
 class ImageEmbedder(Embedder):
-    """Image files to features.
+    """Image files to features."""
 
-    features: images (n, C, H, W) uint8 -> features. channels: C. decoded: side to which the run decodes images, None as
-    stored. size: side of the views (`centred_box`). None leaves that to `features`.
-    """
-
-    on_corrupt = "refuse"
-
-    def __init__(
-        self,
-        features: Callable[[Tensor], Tensor],
-        channels: int,
-        decoded: int | None = None,
-        size: int | None = None,
-        batch_size: int = 512,
-    ) -> None:
-        self.features, self.channels, self.decoded, self.batch_size = features, channels, decoded, batch_size
-        self.size = size
+    features: Callable[[Tensor], Tensor]  # of images (n, C, H, W) uint8
+    channels: int
+    decoded: int | None = None  # side to which the run decodes images, None as stored
+    size: int | None = None  # of the views (`centred_box`). None leaves that to `features`
+    batch_size: int = 512
+    on_corrupt: str | None = "refuse"
 
     def read(self, source: str, column: str | None = None) -> Inputs:
         """Read one image, all images of a folder and its subfolders by name, or any training source."""

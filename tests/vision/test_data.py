@@ -143,7 +143,7 @@ def test_npz(tmp_path):
         assert opened(path).labels.tolist() == [0, 1] * 5
     path.write_bytes(path.read_bytes()[:500])
     refused(DataError, "cannot be read as arrays", read, path)
-    for kinds in (("{}_images", "{}_labels"), ("x_{}", "y_{}")):  # as MedMNIST and Keras name them
+    for kinds in (("{}_images", "{}_labels"), ("x_{}", "y_{}"), ("{}_data", "{}_target")):
         given = {kinds[0].format(part): pixels[:n] for part, n in (("train", 10), ("val", 2), ("test", 4))}
         parts = read(npz(tmp_path / "d.npz", **given, **{kinds[1].format("test"): np.arange(4)[:, None]}))
         assert (len(parts.train), parts.test.labels.tolist(), parts.train.labels) == (10, [0, 1, 2, 3], None)

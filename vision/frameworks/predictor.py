@@ -29,7 +29,9 @@ from dipole.vision.settings import VisionSettings
 class PredictorConfig(Settings):
     """The common settings of frameworks with a predictor."""
 
-    predictor_hidden: int | None = Field(None, ge=1, description="hidden units (default encoder.hidden or encoder.dim)")
+    predictor_hidden: int | None = Field(
+        None, ge=1, description="hidden units (default encoder.hidden or encoder.dim; simsiam: encoder.dim / 4)"
+    )
     predictor_norm: Norm = Field("hidden", description="batch norm in the predictor: after no layer, the hidden, all")
 
 
@@ -114,12 +116,6 @@ def spread(z: Tensor) -> Tensor:
     return variance.sqrt().mean() * math.sqrt(directions.shape[1])
 
 
-class SimSiamConfig(PredictorConfig):
-    """The [vision.simsiam] table."""
-
-    predictor_hidden: int | None = Field(None, ge=1, description="hidden units (default a quarter of the embedding's)")
-
-
 @register_framework("simsiam")
 class SimSiam(Predicting):
     """Predict each view of an image from its other views, with no gradient on their side (Chen & He 2021, Algorithm 1).
@@ -138,7 +134,6 @@ class SimSiam(Predicting):
         predictor: from embeddings (n, d) to (n, d). None is the paper's (`prediction_head`).
     """
 
-    table = SimSiamConfig
     projector = (3, "all")
     head_name = "simsiam"
 
@@ -229,12 +224,11 @@ class BYOL(Following):
     projector = (2, "hidden")
 
 
-class MoCoV3Config(PredictorConfig):
+class MoCoV3Config(BYOLConfig):
     """The [vision.mocov3] table."""
 
     predictor_norm: Norm = Field("all", description="batch norm in the predictor: after no layer, the hidden, all")
     momentum: float = Field(0.99, ge=0, le=1, description="of the key encoder, at the first step")
-    momentum_schedule: Schedule = Field("cosine", description="cosine: rising to 1 over the run")
 
 
 @register_framework("mocov3")

@@ -18,7 +18,7 @@ from dipole.vision.sources.base import CALLED, LFS, TRAINING, Classes, Decoding,
 from dipole.vision.sources.images import select
 from dipole.vision.sources.labels import NoClassesError, class_labels, plain_label
 
-WORDS = {"images": ("images", "image", "x", "data"), "labels": ("labels", "label", "y", "targets")}
+WORDS = {"images": ("images", "image", "x", "data"), "labels": ("labels", "label", "y", "targets", "target")}
 """Words in the names of arrays. Others name the split: train_images (MedMNIST), y_test (Keras), train_X (STL-10)."""
 FORMATS = {"idx1", "idx3", "ubyte", "gz", "bin"}  # further words in names of files
 Arrays = dict[str, Callable[[], np.ndarray]]
