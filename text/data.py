@@ -107,6 +107,11 @@ class RunningText(Data):
     def check(self, batch_size: int, part: EvaluatedPart, validation: float, is_loud: bool) -> None:
         super().check(batch_size, part, validation, is_loud)
         config = self.config
+        if (config.classifiers or config.losses) and len(self.sentences.starts) < 3:
+            raise DataError(
+                f"{config.corpus} is one document, and text.classifiers and text.losses tell documents apart. Give "
+                f"several documents, such as rows or files, or leave both settings out."
+            )
         if config.pairs != "window":
             return
         train_rows, held_rows = self.split(part, validation)

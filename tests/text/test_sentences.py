@@ -276,6 +276,7 @@ def test_rejects_a_corpus_without_neighbours(tmp_path):
     alone = write_rows(tmp_path / "alone.jsonl", [{"sentences": ["A sentence."]}] * 40)
     refused(DataError, r"no two neighbouring sentences.*text\.unit = \"sentences\".*text\.pairs", make, alone, tmp_path)
     make(alone, tmp_path, unit="sentences")
+    refused(DataError, "is one document.*leave both", make, alone, tmp_path, unit="sentences", losses=True)
     make(alone, tmp_path, pairs="views", dropout=0.1, sides=1)
     pairs = write_rows(tmp_path / "pairs.jsonl", [{"sentences": ["One.", "Two."]}] * 20)
     make(pairs, tmp_path, held_out=0.0)
