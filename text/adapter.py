@@ -168,13 +168,11 @@ class TextAdapter(Adapter):
 
     @classmethod
     def missing_data(cls, config: Any) -> list[str]:
+        sources = {"corpus": ("corpus", config.corpus), "labelled": ("labelled documents", config.labelled)}
         problems = [
             f"no {name} at {source}. Set text.{key} to a file or folder, or hub:NAME."
             + "".join(dict.fromkeys(how_to_get(part.partition(".")[0]) for part in Path(source).parts))
-            for key, name, source in (
-                ("corpus", "corpus", config.corpus),
-                ("labelled", "labelled documents", config.labelled),
-            )
+            for key, (name, source) in sources.items()
             if source and source != "pydoc" and not source.startswith("hub:") and not Path(source).exists()
         ]
         try:

@@ -115,9 +115,8 @@ def punkt() -> Any:
 def split_sentences(text: str) -> list[str]:
     """Cut running text into sentences with NLTK's Punkt and a fixed list of abbreviations.
 
-    The sentence marks of other scripts end a sentence too, with the closing quotation marks behind them (UAX 29, rules
-    SB9 to SB11). Thai and Lao sentences end at a blank between two letters. A blank line ends a sentence, and so does
-    the beginning of an item of a list on a line.
+    Marks of other scripts end a sentence with the closing quotation marks behind them (UAX 29, rules SB9 to SB11), and
+    blanks between two letters of Thai and Lao do. So do a blank line and the beginning of an item of a list on a line.
     """
     sentences: list[str] = []
     for paragraph in paragraphs(StringIO(text)):

@@ -256,7 +256,7 @@ def read_vectors(path: str | Path, wanted: Container[str] | None = None) -> tupl
     found: dict[str, np.ndarray] = {}
     width = 0
     try:
-        with io.TextIOWrapper(open_bytes(Path(path)), "utf-8", errors="replace", newline="\n") as file:
+        with io.TextIOWrapper(open_bytes(Path(path)), "utf-8-sig", errors="replace", newline="\n") as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
@@ -271,15 +271,15 @@ def read_vectors(path: str | Path, wanted: Container[str] | None = None) -> tupl
                 word = " ".join(fields[: len(fields) - width])  # GloVe 840B has a few words with blanks
                 if word in found or (wanted is not None and word not in wanted):
                     continue
-                try:
+                with suppress(ValueError):
                     found[word] = np.array(fields[len(fields) - width :], dtype=np.float32)
-                except ValueError:
-                    problem = f"the vector of {word[:40]!r} holds something else than numbers"
-                    raise DataError(f"{path}, line {number}: {problem}. {VECTORS}") from None
+                if word not in found or not np.isfinite(found[word]).all():
+                    problem = f"the vector of {word[:40]!r} holds something else than finite numbers"
+                    raise DataError(f"{path}, line {number}: {problem}. {VECTORS}")
     except DAMAGED as error:
         raise DataError(f"word vectors {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not found and wanted is None:
-        raise DataError(f"{path} holds no word vectors")
+        raise DataError(f"{path} holds no word vectors. {VECTORS}")
     if not found:
         return [], np.zeros((0, width), dtype=np.float32)
     return list(found), np.stack([*found.values()])

@@ -199,13 +199,13 @@ def test_words_are_numbered_as_the_tokenizer_cuts_them(lower):
 
 def test_word_vectors(tmp_path):
     path = tmp_path / "glove.txt"
-    (tmp_path / "cc.vec.gz").write_bytes(gzip.compress(b"the 1 2 3\n. . . 4 5 6\nodd 7 8 9\n"))
+    (tmp_path / "cc.vec.gz").write_bytes(gzip.compress(b"\xef\xbb\xbfthe 1 2 3\n. . . 4 5 6\nodd 7 8 9\n"))
     words, vectors = read_vectors(tmp_path / "cc.vec.gz")
-    assert words == ["the", ". . .", "odd"]
-    assert vectors.tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    assert (words, vectors.tolist()) == (["the", ". . .", "odd"], [[1, 2, 3], [4, 5, 6], [7, 8, 9]])
     path.write_text("2 3\nthe 1 2 3\nodd 7 8 9\n\n")
     assert read_vectors(path, {"odd"})[0] == ["odd"]
-    for line, message in (("odd 7 8", "2: 2 numbers .* Give text"), ("odd 7 x 9", "2: the vector of 'odd'")):
+    wrong = "2: the vector of 'odd'"
+    for line, message in (("odd 7 8", "2: 2 numbers .* Give text"), ("odd 7 x 9", wrong), ("odd 7 nan 9", wrong)):
         path.write_text(f"the 1 2 3\n{line}\n")
         refused(DataError, message, read_vectors, path)
     refused(DataError, "cannot be read", read_vectors, tmp_path / "absent.txt")

@@ -34,9 +34,8 @@ class Encoder(nn.Module):
 class WordGRU(Encoder):
     """Final state of a GRU over word embeddings. "bi" joins two of half the width, "combine" uni and bi of the width.
 
-    It follows the Quick-Thought code (`s2v_model.py`) except for the cell. TensorFlow's GRU applies the reset gate
-    before the recurrent product and starts with gate bias 1. PyTorch's GRU applies it afterwards and starts with
-    uniform biases. Weights cannot be exchanged.
+    It follows the Quick-Thought code (`s2v_model.py`) except for the cell, so weights cannot be exchanged: TensorFlow's
+    applies the reset gate before the recurrent product and starts with gate bias 1, PyTorch's with uniform biases.
     """
 
     table: nn.Embedding
