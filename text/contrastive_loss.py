@@ -466,8 +466,8 @@ def related_columns(
 def _split(model: nn.Module, features: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Divide features into tensors with a row for each sentence, and the others."""
     tensors = {n: v for n, v in features.items() if isinstance(v, Tensor) and v.ndim and n not in SHARED}
-    counts = {name: len(value) for name, value in tensors.items()}
-    if not tensors or len(set(counts.values())) > 1 or "offsets" in features or "cu_seq_lens_q" in features:
+    counts = set(map(len, tensors.values()))
+    if len(counts) != 1 or "offsets" in features or "cu_seq_lens_q" in features:
         shown = ", ".join(f"{name} {tuple(value.shape)}" for name, value in tensors.items())
         raise PairsError(
             f"CachedContrastiveLoss cannot give {type(model).__name__} some sentences at a time: its features must "

@@ -73,7 +73,12 @@ def build(
             f"{counted(words, 'word')}, and {articles} are wanted. Give more text, or fewer with --articles or "
             "--sentences; nothing was written."
         )
-    _write(out, sorted((name, drawn) for _, name, drawn in kept))
+    rows = [{"id": name, "sentences": drawn} for name, drawn in sorted(each[1:] for each in kept)]
+    data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    if out.name.endswith(".gz"):
+        data = gzip.compress(data, mtime=0)  # without a date the same articles are the same file
+    with disk_refusing(f"cannot write {out}", DataError, "OUT"):
+        atomic_write(out, data)
     return read, long_enough
 
 
@@ -101,15 +106,6 @@ def _documents(source: Path, unit: Unit, encoding: str) -> Iterator[Document]:
         else:
             for document in documents_of(file_pieces(file, unit, None, encoding)):
                 yield Document(inside, document.sentences)
-
-
-def _write(out: Path, rows: list[tuple[str, list[str]]]) -> None:
-    text = "".join(json.dumps({"id": name, "sentences": drawn}, ensure_ascii=False) + "\n" for name, drawn in rows)
-    data = text.encode()
-    if out.name.endswith(".gz"):
-        data = gzip.compress(data, mtime=0)  # without a date the same articles are the same file
-    with disk_refusing(f"cannot write {out}", DataError, "OUT"):
-        atomic_write(out, data)
 
 
 def is_dump(path: Path) -> bool:

@@ -14,6 +14,7 @@ import argparse
 import sys
 import types
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -165,11 +166,9 @@ def rendering(rounds: int, frames: int = 5) -> dict[str, dict[str, float]]:
             still, moving = (ControlEnv(task, rendering=preset, seed=0) for _ in range(2))
             still.reset(seed=0)
             moving.reset(seed=0)
-            action = moving.action_space.sample()
+            step = partial(moving.step, moving.action_space.sample())
             subjects[f"frame, {preset}"] = lambda env=still: [env._frame(RENDERED) for _ in range(frames)]
-            subjects[f"agent step, {preset}"] = lambda env=moving, action=action: [
-                env.step(action) for _ in range(frames)
-            ]
+            subjects[f"agent step, {preset}"] = lambda step=step: [step() for _ in range(frames)]
         found[task] = {name: each / frames for name, each in interleaved(subjects, rounds).items()}
         for preset in ("paper", "fast"):
             rate = 1e3 * moving.action_repeat / found[task][f"agent step, {preset}"]
