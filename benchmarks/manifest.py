@@ -177,7 +177,7 @@ def read_manifests(runs: Path) -> tuple[list[Manifest], list[Problem]]:
 
 
 @dataclass(frozen=True)
-class Collection:
+class Records:
     """The records of a runs folder by run hash, and the problems met on the way."""
 
     records: dict[str, RunRecord] = field(default_factory=dict)
@@ -189,14 +189,14 @@ class Collection:
         return {name: record for name, record in self.records.items() if record.status == "done"}
 
 
-def read_records(folder: Path) -> Collection:
+def read_records(folder: Path) -> Records:
     """Read every record of a runs folder. A corrupt, foreign or misplaced file becomes a problem.
 
     Raise DataError if there is no such folder, or it cannot be read.
     """
     if not folder.is_dir():
         raise DataError(f"no runs folder {folder}. Give the folder that `dipole train` or `dipole bench` wrote.")
-    found = Collection()
+    found = Records()
     with disk_refusing(f"the runs folder {folder} cannot be read", DataError):
         # Results files are read, and their errors reported, by `gather`.
         paths = [path for path in sorted(folder.iterdir()) if path.suffix != ".jsonl" or path.is_dir()]

@@ -17,15 +17,7 @@ from dipole.benchmarks.claims import published
 from dipole.benchmarks.claims.judge import JudgedClaim, judge_claims
 from dipole.benchmarks.claims.protocol import protocol_differences
 from dipole.benchmarks.claims.verdicts import PrintedComparison, as_family, compare_printed
-from dipole.benchmarks.manifest import (
-    Collection,
-    ColumnEntry,
-    Manifest,
-    Problem,
-    RowEntry,
-    read_manifests,
-    read_records,
-)
+from dipole.benchmarks.manifest import ColumnEntry, Manifest, Problem, Records, RowEntry, read_manifests, read_records
 from dipole.benchmarks.results_file import (
     RunFiles,
     StoredRun,
@@ -47,7 +39,7 @@ Samples = Mapping[int, float]
 
 
 @dataclass(frozen=True)
-class Gathered(Collection):
+class Gathered(Records):
     """Everything that a report reads: the records, their suites, and curves and points of the runs.
 
     Problems are also results that contradict each other.

@@ -13,27 +13,11 @@ from functools import cached_property
 from math import exp, inf, isfinite, log, nan
 from typing import TypeVar
 
+from dipole.benchmarks.claims import verdicts
 from dipole.benchmarks.claims.comparisons import Comparison, NumberTable, comparisons
 from dipole.benchmarks.claims.protocol import ROUNDING, ClaimPart
 from dipole.benchmarks.claims.published import Claim
-from dipole.benchmarks.claims.verdicts import (
-    AGREES,
-    DIFFERS,
-    NO_DATA,
-    NO_ROOM,
-    NO_TEST,
-    NOT_COMPARED,
-    NOT_DECIDABLE,
-    NOT_LEARNT,
-    NOTHING,
-    OBSTACLES,
-    UNDECIDED,
-    Evidence,
-    against,
-    at_least,
-    decide,
-    smaller_spread,
-)
+from dipole.benchmarks.claims.verdicts import NOTHING, Evidence, against, at_least, decide, smaller_spread
 from dipole.benchmarks.statistics import LEVEL, holm, number, seeds_needed
 from dipole.benchmarks.statistics.differences import Estimate, average
 from dipole.benchmarks.statistics.power import least_shift
@@ -42,8 +26,8 @@ from dipole.core.utils.text import counted
 ON_BOUND = 1e-3
 """An estimate is on its bound if it is nearer than this share of its standard error."""
 WHY_NOT = {
-    NO_ROOM: "The printed effect does not fit between our base and the bound of the metric",
-    NOT_LEARNT: "Our base is not above the untrained level",
+    verdicts.NO_ROOM: "The printed effect does not fit between our base and the bound of the metric",
+    verdicts.NOT_LEARNT: "Our base is not above the untrained level",
 }
 
 
@@ -162,7 +146,7 @@ class JudgedClaim:
     @property
     def has_room(self) -> bool:
         """Whether the evidence is as strong without the comparisons that have an obstacle, or could be if undecided."""
-        if decide(self.evidence, self.p_holm) == UNDECIDED:
+        if decide(self.evidence, self.p_holm) == verdicts.UNDECIDED:
             return all(part.has_room for part in self.parts)
         return at_least([part.with_room for part in self.parts], len(self.parts)).p == self.evidence.p
 
@@ -170,11 +154,11 @@ class JudgedClaim:
     def verdict(self) -> str:
         """The verdict, as one claim of several: agrees, differs, undecided, or what keeps the claim from a test."""
         if not self.claim.tests:
-            return NO_TEST
+            return verdicts.NO_TEST
         if self.not_decidable:
-            return NOT_DECIDABLE
+            return verdicts.NOT_DECIDABLE
         if not self.items:
-            return NO_DATA
+            return verdicts.NO_DATA
         obstacles = [item.obstacle for item in self.items if item.obstacle]
         if obstacles and not self.has_room:
             return obstacles[0]
@@ -183,9 +167,9 @@ class JudgedClaim:
     @property
     def full_verdict(self) -> str:
         """The verdict, and whether the numbers are by another protocol."""
-        if self.is_paper_protocol or self.verdict in (NO_DATA, NO_TEST, NOT_DECIDABLE):
+        if self.is_paper_protocol or self.verdict in (verdicts.NO_DATA, verdicts.NO_TEST, verdicts.NOT_DECIDABLE):
             return self.verdict
-        return f"{self.verdict} ({NOT_COMPARED})"
+        return f"{self.verdict} ({verdicts.NOT_COMPARED})"
 
 
 def judge_claims(
@@ -294,7 +278,7 @@ def deciding(claim: JudgedClaim) -> JudgedComparison | None:
         is_false = not part.evidence.is_for and part.evidence.outside < 1 and part.part.spec.of_each
         if not is_false or part.mean.evidence.outside <= refuted:
             found = part.mean
-    if (verdict := claim.verdict) in OBSTACLES and found.obstacle != verdict:
+    if (verdict := claim.verdict) in verdicts.OBSTACLES and found.obstacle != verdict:
         return next(item for item in claim.items if item.obstacle == verdict)
     return found
 
@@ -325,16 +309,16 @@ def in_words(item: JudgedComparison) -> str:
 
 def why(judged: JudgedClaim) -> str:
     """Return the reason for the verdict of a claim, or what is missing for one."""
-    if judged.verdict == NOT_DECIDABLE:
+    if judged.verdict == verdicts.NOT_DECIDABLE:
         return judged.not_decidable
     if not judged.claim.tests:
         return judged.claim.not_tested
     found, verdict = deciding(judged), judged.verdict
     if found is None:
         return ""
-    if verdict == AGREES and len(judged.items) > 1:
+    if verdict == verdicts.AGREES and len(judged.items) > 1:
         return f"weakest {in_words(found)}"
-    if verdict in (AGREES, DIFFERS):
+    if verdict in (verdicts.AGREES, verdicts.DIFFERS):
         return f"by {in_words(found)}"
     if verdict in WHY_NOT:
         return f"{in_words(found)}. {WHY_NOT[verdict]}"
@@ -384,7 +368,7 @@ def _undecided(judged: JudgedClaim) -> Iterator[tuple[JudgedPart, JudgedComparis
 
 
 def _is_undecided(evidence: Evidence) -> bool:
-    return decide(evidence, evidence.p) == UNDECIDED
+    return decide(evidence, evidence.p) == verdicts.UNDECIDED
 
 
 def _is_on_bound(part: JudgedPart, item: JudgedComparison) -> bool:

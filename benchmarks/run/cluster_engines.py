@@ -22,15 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from dipole.benchmarks.manifest import BENCH, is_done
-from dipole.benchmarks.run.engine import (
-    RETRY_HELD_AFTER,
-    Engine,
-    EngineTask,
-    TaskResult,
-    environment_for,
-    failed,
-    run_worker,
-)
+from dipole.benchmarks.run.engine import HELD_PAUSE, Engine, EngineTask, TaskResult, environment_for, failed, run_worker
 from dipole.core.utils.errors import ConfigError, nearest
 from dipole.core.utils.extras import needing
 from dipole.core.utils.machine import processors
@@ -226,7 +218,7 @@ class OnNode:
     def __call__(self, task: EngineTask, runs: str) -> TaskResult:
         # A task that another runner holds is waited for here: a further job would wait in the cluster's queue.
         while (result := run_worker(task, Path(runs), environment_for(self.threads))) is None:
-            time.sleep(RETRY_HELD_AFTER)
+            time.sleep(HELD_PAUSE)
         return result
 
     def checkpoint(self, task: EngineTask, runs: str) -> Any:

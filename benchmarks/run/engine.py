@@ -26,7 +26,7 @@ from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.files import check_own, why
 from dipole.core.utils.machine import processors
 
-RETRY_HELD_AFTER = 2.0
+HELD_PAUSE = 2.0
 """Seconds until a task is tried again that another runner holds."""
 ASKED_TO_END = (signal.SIGTERM, signal.SIGINT)
 """Signals that ask a worker to end. After any other signal it counts as killed."""
@@ -106,7 +106,7 @@ class Engine(ABC):
                     for future in wait(waiting, return_when=FIRST_COMPLETED).done:
                         task, result = waiting.pop(future), future.result()
                         if result is None:
-                            waiting[pool.submit(self._run, task, runs, RETRY_HELD_AFTER)] = task
+                            waiting[pool.submit(self._run, task, runs, HELD_PAUSE)] = task
                         else:
                             yield result
             finally:
