@@ -66,21 +66,21 @@ class CoverageResults:
     alarms: Mapping[str, Mapping[int, float]]
 
 
-def study(repeats: int = REPEATS, seeds: Sequence[int] = SEEDS) -> CoverageResults:
+def study(repeats: int = REPEATS) -> CoverageResults:
     """Simulate everything. 4000 repeats take seconds."""
-    lines = [_counted(what, name, repeats, seeds) for what in INTERVALS for name in DISTRIBUTIONS]
+    lines = [_counted(what, name, repeats) for what in INTERVALS for name in DISTRIBUTIONS]
     alarms: dict[str, dict[int, float]] = {name: {} for name in ALARMS}
-    for n in seeds:
+    for n in SEEDS:
         suite = _without_effect(n, repeats)
         for name, share in ALARMS.items():
             alarms[name][n] = share(*suite)
     return CoverageResults(repeats, tuple(lines), alarms)
 
 
-def _counted(what: str, name: str, repeats: int, seeds: Sequence[int]) -> CoverageRow:
+def _counted(what: str, name: str, repeats: int) -> CoverageRow:
     bounds, truth = INTERVALS[what][0], _truth(what, name)
     holds, given = {}, {}
-    for n in seeds:
+    for n in SEEDS:
         low, high = bounds(*_drawn(name, (repeats, 1, n), n))
         known = np.isfinite(low)
         given[n], holds[n] = float(known.mean()), float("nan")
