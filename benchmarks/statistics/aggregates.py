@@ -9,6 +9,7 @@ variances are added.
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, nan
+from statistics import fmean
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -96,9 +97,11 @@ def relative_gain(ours: Sequence[Runs], base: Sequence[Runs], runs: Sequence[Has
         runs: as of `iqm_interval`.
 
     Raises:
-        DataError: as `probability_of_improvement`.
+        DataError: as `probability_of_improvement`, or the base's mean of a task is 0.
     """
     x, b = _both(ours, base, "a gain")
+    if not all(fmean(task[~np.isnan(task)]) for task in b):
+        raise DataError("a gain is in units of the base's mean, which is 0 on a task.")
     found = relative_gains(x, b, _names(runs, len(ours)))
     return replace(_interval(found.value, found.bounds(), x, b), p=float(found.p_values()))
 
@@ -116,6 +119,8 @@ def _array(tasks: Sequence[Runs]) -> Array:
         raise DataError("an average over tasks needs at least one task, got none.")
     by_seed: list[dict[Any, float]] = []
     for task in tasks:
+        if np.ndim(task) == 0 and not isinstance(task, Mapping):
+            raise DataError(f"a task is a list of its values, or values by seed, got {task!r}.")
         if not isinstance(task, Mapping):
             task = dict(enumerate(task))
         by_seed.append(dict(zip(task, as_sample(list(task.values())).tolist(), strict=True)))

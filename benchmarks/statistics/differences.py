@@ -10,6 +10,7 @@ import numpy as np
 from scipy import special
 
 from dipole.core.evaluation.intervals import Array, as_sample
+from dipole.core.utils.errors import DataError
 
 CONFIDENCE = 0.95
 LEVEL = 0.05
@@ -226,7 +227,7 @@ def difference(base: Mapping[int, float], other: Mapping[int, float]) -> PairedT
         other: values by seed.
 
     Raises:
-        DataError: a value is not finite.
+        DataError: a value is not finite, or they are not by seed.
     """
     pairs, fewest = paired(base, other), min(len(base), len(other))
     if fewest < NEEDED or (not isnan(pairs.p_t) and pairs_are_better(pairs.n, len(other), len(base))):
@@ -253,8 +254,10 @@ def paired(base: Mapping[int, float], other: Mapping[int, float]) -> PairedTest:
         other: values by seed.
 
     Raises:
-        DataError: a value is not finite.
+        DataError: a value is not finite, or they are not by seed.
     """
+    if not (isinstance(base, Mapping) and isinstance(other, Mapping)):
+        raise DataError("both are values by seed, such as {0: 0.91, 1: 0.93}. Of lists, give dict(enumerate(values)).")
     seeds = sorted(base.keys() & other.keys())
     if not seeds:
         return PairedTest(0, nan, nan, nan, nan, nan, nan)

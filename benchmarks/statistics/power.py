@@ -10,6 +10,7 @@ from scipy.optimize import brentq
 
 from dipole.benchmarks.statistics.differences import PairedTest
 from dipole.core.evaluation.intervals import Array
+from dipole.core.utils.errors import DataError
 
 POWER = 0.8
 """Probability with which planned seeds show a difference."""
@@ -33,6 +34,9 @@ def power(
         alpha: level of the test, in (0, 1).
         is_paired: whether arms are paired by seed.
         other: seeds of the second arm. Default: n.
+
+    Raises:
+        DataError: std is negative, or alpha not in its range.
     """
     other = other or n
     if isnan(difference + std):
@@ -41,6 +45,8 @@ def power(
         return 0.0
     if std == 0:
         return alpha if difference == 0 else 1.0
+    if std < 0:
+        raise DataError(f"std is a spread, 0 or more, got {std}.")
     shift = abs(difference) / std * sqrt(_size(n, other, is_paired))
     return _power(shift, *_critical(n, other, alpha, is_paired))
 
@@ -63,6 +69,8 @@ def _critical(n: float, other: float, alpha: float, is_paired: bool) -> tuple[Ar
     The first arm's share of the sum of squares, sin^2 of an angle, has a beta distribution and is independent of the
     sum. It sets Welch's degrees of freedom and how far his error is from the true one.
     """
+    if not 0 < alpha < 1:
+        raise DataError(f"alpha is the level of a test, above 0 and below 1, got {alpha}.")
     if is_paired:
         return np.array([special.stdtrit(n - 1, 1 - alpha / 2)]), np.ones(1), n - 1
     df = n + other - 2
@@ -89,10 +97,15 @@ def detectable(
         alpha: as of `power`.
         is_paired: as of `power`.
         other: as of `power`.
+
+    Raises:
+        DataError: as `power`, or target is not in its range.
     """
     other = other or n
     if min(n, other) < 2 or not isfinite(std):
         return nan
+    if std < 0:
+        raise DataError(f"std is a spread, 0 or more, got {std}.")
     return std / sqrt(_size(n, other, is_paired)) * _least_shift(n, other, target, alpha, is_paired)
 
 
@@ -116,6 +129,8 @@ def least_shift(df: float) -> float:
 @lru_cache(maxsize=1024)
 def _least_shift(n: float, other: float, target: float, alpha: float, is_paired: bool) -> float:
     critical, share, df = _critical(n, other, alpha, is_paired)
+    if not alpha < target < 1:
+        raise DataError(f"target is a probability above alpha ({alpha:g}) and below 1, got {target}.")
     most = 10 * critical.max() + 40
     return float(brentq(lambda shift: _power(shift, critical, share, df) - target, 0.0, most, rtol=1e-12))
 
@@ -133,8 +148,11 @@ def seeds_needed(
         alpha: as of `power`.
         is_paired: as of `power`.
         limit: most seeds.
+
+    Raises:
+        DataError: as `power`.
     """
-    if not (isfinite(difference) and isfinite(std)) or std < 0 or difference == 0:
+    if not (isfinite(difference) and isfinite(std)) or difference == 0:
         return None
     seeds = range(2, limit + 1)
     place = bisect_left(seeds, True, key=lambda n: power(difference, std, n, alpha, is_paired) >= POWER - ROUNDING)

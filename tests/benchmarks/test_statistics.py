@@ -35,6 +35,13 @@ def test_summaries_and_differences_without_spread():
     assert isnan(summarize([4.0]).std)
     refused(DataError, "non-empty", summarize, [])
     refused(DataError, "nan", summarize, [1.0, float("nan")])
+    refused(DataError, "values by seed", differences.difference, [0.5, 0.6], [0.5, 0.7])
+    refused(DataError, "got 1.0", iqm_interval, [1.0, 2.0])
+    refused(DataError, "which is 0 on a task", relative_gain, [[1.0, 2.0]], [[-1.0, 1.0]])
+    refused(DataError, "below 1, got 5", power, 1.0, 1.0, 5, 5.0)
+    refused(DataError, "alpha .0.05. and below 1, got 80", detectable, 1.0, 5, 80.0)
+    for function in (power, seeds_needed):
+        refused(DataError, "0 or more, got -1", function, 1.0, -1.0, *[5] * (function is power))
     same = paired({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0})
     assert (same.p_t, same.p_wilcoxon, same.effect) == (1.0, 1.0, 0.0)
     shifted = paired({0: 1.0, 1: 2.0, 2: 3.0}, {0: 2.0, 1: 3.0, 2: 4.0})
