@@ -30,7 +30,7 @@ from dipole.core.objectives.objective import Composite, Objective
 from dipole.core.utils.errors import CheckpointError, ConfigError, DipoleError, ReceivedError, SpecError
 from dipole.core.utils.files import disk_refusing, replacing
 from dipole.rl import settings as presets
-from dipole.rl.arguments import check_integers, check_seed
+from dipole.rl.arguments import check_integers, check_seed, plain
 from dipole.rl.contrast import given_composite
 from dipole.rl.inputs import shown_to
 from dipole.rl.replay import FrameReplayBuffer
@@ -58,9 +58,11 @@ class SavedAgent(OffPolicyAlgorithm):
         name = presets.attributes(self.algorithm).get(name, name)
         setting = presets.by_attribute(self.algorithm).get(name)
         has_networks = "policy" in vars(self)
-        if setting is not None and has_networks and not isinstance(value, TrainFreq) and value != vars(self)[name]:
-            presets.require_assignable(setting, vars(self)[name])
-            presets.from_preset(self.preset, {**dict(self.settings), setting: value})
+        if setting is not None and has_networks and not isinstance(value, TrainFreq):
+            value = plain(value)
+            if value != vars(self)[name]:
+                presets.require_assignable(setting, vars(self)[name])
+                presets.from_preset(self.preset, {**dict(self.settings), setting: value})
         super().__setattr__(name, value)
         if name == "train_freq" and has_networks:
             self._convert_train_freq()

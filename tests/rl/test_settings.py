@@ -166,7 +166,7 @@ def test_settings_given_to_load_are_used_under_both_names(saved):
     agent = ContrastiveSAC.load(saved["sac"][0], env=DotEnv(), device="cpu", storage="disk", seed=5)
     refused(RuntimeError, "has a contrastive objective, .*load it with dipole.rl.Contr", SAC.load, saved["sac"][0])
     refused(ConfigError, "has no environment: give one to load", ContrastiveSAC.load(saved["sac"][0]).learn, 1)
-    agent.learning_rate, agent.beta, agent.train_freq, agent.target_every = 7e-4, 0.3, 4, 6
+    agent.learning_rate, agent.beta, agent.train_freq, agent.target_every = 7e-4, 0.3, np.int64(4), 6
     agent.target_entropy = "auto"
     group = agent.learn(12).critic.optimizer.param_groups[0]
     assert (group["lr"], group["betas"][0], agent._n_updates % 4, agent.settings.train_freq) == (7e-4, 0.3, 0, 4)
