@@ -154,9 +154,8 @@ def joined(parts: Sequence[ImageSet]) -> ImageSet:
     first = parts[0]
     if len(parts) == 1:
         return first
-    most = max(
-        (part for part in parts if part.labels is not None), key=lambda each: len(each.class_names), default=first
-    )
+    labelled = [part for part in parts if part.labels is not None]
+    most = max(labelled, key=lambda each: len(each.class_names), default=first)
     parts = [renumbered(part, most.class_names) for part in parts]
     named = {part.class_names for part in parts if part.labels is not None}
     if len({part.images.shape[1:] for part in parts}) > 1 or len(named) > 1:

@@ -119,13 +119,10 @@ def _scatter(axis: "Axes", points: Tensor, found: Neighbourhood, reach: float) -
     x, y = points.T.numpy()
     # Relative to the mean weight, so that sizes and colours mean the same in every picture.
     relative = (found.negatives * len(found.negatives)).cpu().numpy()
-    cloud = axis.scatter(
-        x[1 + count :], y[1 + count :], c=relative, s=14, cmap=NEGATIVES, vmin=-1, vmax=4, label="negatives"
-    )
+    near, far = slice(1, 1 + count), slice(1 + count, None)
+    cloud = axis.scatter(x[far], y[far], c=relative, s=14, cmap=NEGATIVES, vmin=-1, vmax=4, label="negatives")
     size = 60 * count * found.positives.cpu().numpy()
-    axis.scatter(
-        x[1 : 1 + count], y[1 : 1 + count], s=size, marker="^", color=POSITIVE, edgecolor="white", label="positives"
-    )
+    axis.scatter(x[near], y[near], s=size, marker="^", color=POSITIVE, edgecolor="white", label="positives")
     axis.scatter(x[:1], y[:1], s=150, marker="*", color=QUERY, edgecolor="white", label="query")
     turn = torch.linspace(0, 2 * torch.pi, 181)
     circle = found.t_neg * torch.stack([turn.cos(), turn.sin()])

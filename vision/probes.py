@@ -46,9 +46,8 @@ class CropsConfig(Settings):
 
     def augment(self, size: int) -> AugmentConfig:
         """Return the augmentation for views of `size` pixels."""
-        return AugmentConfig(
-            size=size, crop_scale=self.scale, crop_ratio=self.ratio, flip=self.flip, jitter=0.0, grey=0.0, blur=0.0
-        )
+        crop: dict[str, Any] = {"size": size, "crop_scale": self.scale, "crop_ratio": self.ratio, "flip": self.flip}
+        return AugmentConfig(**crop, jitter=0.0, grey=0.0, blur=0.0)
 
 
 class OnlineConfig(Settings):

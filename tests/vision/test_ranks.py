@@ -80,11 +80,7 @@ QUEUE_ALONE = (
 
 NORMED = {name: (name, {}) for name in ("simclr", "moco", "moco, symmetric", "cmc, bank", "swav, small", "blocks")}
 NORMED["recomputed"] = ("simclr", {"activation_checkpointing": True})
-NORMS = {
-    "running mean of all": lambda: nn.BatchNorm1d(5, momentum=None),
-    "no weights": lambda: nn.BatchNorm1d(5, affine=False),
-    "no statistics": lambda: nn.BatchNorm1d(5, track_running_stats=False),
-}
+NORMS = {"mean": {"momentum": None}, "no weights": {"affine": False}, "no statistics": {"track_running_stats": False}}
 
 
 def step(case, own=slice(None), microbatch=None):
@@ -145,12 +141,12 @@ def normed_step(name, own=slice(None), sync=True, **train):
     return {"loss": found["loss"], "gradients": gradients, "buffers": buffers, "names": list(module.state_dict())}
 
 
-def norm_alone(make, own=slice(None)):
+def norm_alone(settings, own=slice(None)):
     """Output, gradients and buffers of one norm under a loss of all ranks that is no sum of rows."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(IMAGES, 5, dtype=torch.float64, generator=generator) + 100
     weight = torch.randn(IMAGES, 5, dtype=torch.float64, generator=generator)
-    norm = make().double()
+    norm = nn.BatchNorm1d(5, **settings).double()
     if own != slice(None):
         synchronize(norm)
         norm = copy.deepcopy(norm)  # what is synchronized is so in a copy
@@ -179,8 +175,8 @@ def every_case(rank, divisions):
             found["in microbatches", name, shares] = step((name, "infonce"), own, microbatch=4)
         for name, (framework, settings) in NORMED.items():
             found["normed", name, shares] = normed_step(framework, own, **settings)
-        for name, make in NORMS.items():
-            found[name, shares] = norm_alone(make, own)
+        for name, settings in NORMS.items():
+            found[name, shares] = norm_alone(settings, own)
     found["apart"] = normed_step("simclr", own, sync=False)
     wrongs = (("no gradient", "gather_rows", own_gradient_alone), ("local pairs", "world_size", lambda: 1))
     for wrong, attribute, value in wrongs:

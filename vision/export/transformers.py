@@ -118,10 +118,7 @@ def describe(encoder: Encoder) -> list[Any]:
 
 def _save_with_code(encoder: Encoder, folder: Path, channels: int, size: int, tap: str) -> None:
     config = DipoleVisionConfig(describe(encoder), channels, size, encoder.taps[tap], tap)
-    config.auto_map = {
-        "AutoConfig": f"{CODE}.{DipoleVisionConfig.__name__}",
-        "AutoModel": f"{CODE}.{DipoleVisionModel.__name__}",
-    }
+    config.auto_map = {"AutoConfig": f"{CODE}.DipoleVisionConfig", "AutoModel": f"{CODE}.DipoleVisionModel"}
     model = modeling.DipoleVisionModel(config)
     weights = encoder.state_dict()
     if isinstance(encoder, ResNetEncoder):
