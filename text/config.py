@@ -4,8 +4,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from dipole.core.evaluation.class_tasks import Classifier
-from dipole.core.evaluation.probes import PROBE_DEVICE_HELP, ProbeDevice
+from dipole.core.evaluation.probes import PROBE_DEVICE_HELP, Classifier, ProbeDevice
 from dipole.core.train.config import Settings
 from dipole.core.train.finetuning import FREEZE_HELP, LORA_HELP, WEIGHTS_HELP, FreezeSetting, LoraTable
 from dipole.core.utils.backbone import NetworkSource, Weights

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.evaluation.arrays import finite_rows
-from dipole.core.evaluation.class_tasks import class_tasks
-from dipole.core.evaluation.probes import knn_probe, linear_probe
+from dipole.core.evaluation.probes import class_tasks, knn_probe, linear_probe
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.similarity import normalize
 from dipole.core.train.class_blocks import BlockShape, block_losses

@@ -37,8 +37,7 @@ from dipole.text.encoders.batch import TokenBatch, make_batch, pad
 from dipole.text.encoders.networks import SentenceModel, WordGRU
 from dipole.text.model import small_transformer, trained_table
 from dipole.text.sentences import Cut, encode_pieces
-from dipole.text.senteval.probe import classify, pair_features
-from dipole.text.senteval.protocols import ProbeSettings, arranged
+from dipole.text.senteval.protocols import ProbeSettings, arranged, classify, pair_features
 from dipole.text.senteval.tasks import load_task
 from dipole.text.vocabulary import Tokens
 

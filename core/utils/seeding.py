@@ -13,12 +13,11 @@ import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-if TYPE_CHECKING:
-    import numpy as np
-    import torch
+import numpy as np
+import torch
 
 STREAMS = ("data", "model", "augment", "env", "probe")
 
@@ -27,11 +26,25 @@ STREAMS = ("data", "model", "augment", "env", "probe")
 class Seeds:
     """The seed of a run and the streams derived from it.
 
-    Args:
+    Attributes:
         root: the run's seed, >= 0.
+        data: order and subset of the samples.
+        model: initial weights and dropout.
+        augment: random views.
+        env: environments and exploration.
+        probe: everything in the evaluation.
     """
 
     root: int
+    data: int = field(init=False, repr=False)
+    model: int = field(init=False, repr=False)
+    augment: int = field(init=False, repr=False)
+    env: int = field(init=False, repr=False)
+    probe: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in STREAMS:
+            object.__setattr__(self, name, self.stream(name))
 
     def stream(self, name: str, *index: int | str) -> int:
         """A seed in [0, 2^31) for a name and optional indices, such as `stream("augment", epoch)`.
@@ -43,31 +56,6 @@ class Seeds:
         text = "/".join(["dipole", str(self.root), name, *map(str, index)])
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 
-    @property
-    def data(self) -> int:
-        """Order and subset of the samples."""
-        return self.stream("data")
-
-    @property
-    def model(self) -> int:
-        """Initial weights and dropout."""
-        return self.stream("model")
-
-    @property
-    def augment(self) -> int:
-        """Random views."""
-        return self.stream("augment")
-
-    @property
-    def env(self) -> int:
-        """Environments and exploration."""
-        return self.stream("env")
-
-    @property
-    def probe(self) -> int:
-        """Everything in the evaluation."""
-        return self.stream("probe")
-
     def numpy(self, name: str, *index: int | str) -> np.random.Generator:
         """A fresh NumPy generator of a stream.
 
@@ -75,8 +63,6 @@ class Seeds:
             name: as in `stream`.
             index: as in `stream`.
         """
-        import numpy as np
-
         return np.random.default_rng(self.stream(name, *index))
 
     def torch(self, name: str, *index: int | str, device: str | torch.device = "cpu") -> torch.Generator:
@@ -87,20 +73,15 @@ class Seeds:
             index: as in `stream`.
             device: of the generator.
         """
-        import torch
-
         return torch.Generator(device=device).manual_seed(self.stream(name, *index))
 
     def as_dict(self) -> dict[str, int]:
         """The root seed and every named stream, as kept in the record."""
-        return {"root": self.root, **{name: self.stream(name) for name in STREAMS}}
+        return asdict(self)
 
 
 def seed_everything(seed: int) -> None:
     """Seed the global generators of Python, NumPy and PyTorch (all devices)."""
-    import numpy as np
-    import torch
-
     random.seed(seed)
     np.random.seed(seed)
     torch.default_generator.manual_seed(seed)
@@ -110,9 +91,6 @@ def seed_everything(seed: int) -> None:
 
 def rng_state() -> dict[str, Any]:
     """Return the global generators' states as lists and tensors, of which a checkpoint is made."""
-    import numpy as np
-    import torch
-
     version, internal, gauss = random.getstate()
     _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     state: dict[str, Any] = {
@@ -127,9 +105,6 @@ def rng_state() -> dict[str, Any]:
 
 def set_rng_state(state: dict[str, Any]) -> None:
     """Restore the result of `rng_state`. GPU states are skipped if the number of GPUs differs."""
-    import numpy as np
-    import torch
-
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     keys, position, has_gauss, cached = state["numpy"]
@@ -153,8 +128,6 @@ def isolated(seed: int) -> Iterator[None]:
 @contextmanager
 def deterministic(enabled: bool) -> Iterator[None]:
     """Run a block under `set_deterministic` if `enabled`, and give PyTorch's settings back as they were."""
-    import torch
-
     if not enabled:
         yield
         return
@@ -169,8 +142,6 @@ def deterministic(enabled: bool) -> Iterator[None]:
 
 def set_deterministic() -> None:
     """Make PyTorch refuse operations without a deterministic implementation (`deterministic = true` in a recipe)."""
-    import torch
-
     # cuBLAS reads this once, when its first handle is made.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)

@@ -6,11 +6,10 @@ import dataclasses
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+import torch
+from torch import Tensor
 
 T = TypeVar("T")
 
@@ -29,17 +28,15 @@ def constant(values: tuple[Any, ...], like: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _constant(values: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    import torch
-
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=dtype, device=device)
 
 
 def generator(seed: int, device: torch.device) -> torch.Generator | None:
     """Return a random generator on a device, or None on meta."""
-    import torch
-
-    return None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
+    if device.type == "meta":
+        return None
+    return torch.Generator(device).manual_seed(seed)
 
 
 def prefetched(items: Iterator[T], device: torch.device | None = None) -> Iterator[T]:
@@ -47,8 +44,6 @@ def prefetched(items: Iterator[T], device: torch.device | None = None) -> Iterat
 
     On CUDA their tensors are made on their own stream, in parallel with the current step.
     """
-    import torch
-
     aside = torch.cuda.Stream(device) if device is not None and device.type == "cuda" else None
 
     def make() -> tuple[T | None, Any]:
@@ -77,14 +72,12 @@ def prefetched(items: Iterator[T], device: torch.device | None = None) -> Iterat
 
 def tensors_in(item: Any) -> Iterator[Tensor]:
     """Yield the tensors of nested lists, tuples, dictionaries and dataclasses."""
-    import torch
-
-    if isinstance(item, torch.Tensor):
+    if isinstance(item, Tensor):
         yield item
     elif isinstance(item, dict):
         for each in item.values():
             yield from tensors_in(each)
-    elif isinstance(item, (list, tuple)):
+    elif isinstance(item, list | tuple):
         for each in item:
             yield from tensors_in(each)
     elif dataclasses.is_dataclass(item) and not isinstance(item, type):

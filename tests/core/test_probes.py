@@ -12,8 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
 from dipole.core.evaluation import logistic, probes
-from dipole.core.evaluation.class_tasks import class_tasks
-from dipole.core.evaluation.probes import mean_classifier
+from dipole.core.evaluation.probes import class_tasks, mean_classifier
 from dipole.core.train.class_blocks import BlockShape, block_losses
 from dipole.core.train.evaluation import diagnose
 from dipole.core.utils.errors import DataError, OptionError, TrainingError

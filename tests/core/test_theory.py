@@ -21,11 +21,11 @@ from torch import nn
 from dipole.core.cli.commands.theory import configure
 from dipole.core.evaluation.diagnostics import class_ratio, similarity_error
 from dipole.core.evaluation.theory import arora, cllr, expectation, lmcl, pictures
+from dipole.core.evaluation.theory.arora import _draw_tasks, trained_loss
 from dipole.core.evaluation.theory.expectation import expected, margin_loss
 from dipole.core.evaluation.theory.latent import Latent, collision, full_collision, some_collision
 from dipole.core.evaluation.theory.report import choose, measure
 from dipole.core.evaluation.theory.theorems import THEOREMS, Choices, RunFacts
-from dipole.core.evaluation.theory.trained import _draw_tasks, trained_loss
 from dipole.core.objectives.registry import registry
 from dipole.core.train.theory import read_labels
 from dipole.core.utils.errors import DataError, OptionError

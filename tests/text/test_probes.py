@@ -11,8 +11,7 @@ from sklearn.model_selection import StratifiedKFold
 from dipole.core.evaluation.logistic import solve_subsets
 from dipole.core.utils.errors import OptionError
 from dipole.text.encode import halves_normalised
-from dipole.text.senteval.probe import classify
-from dipole.text.senteval.protocols import ProbeSettings, check_device
+from dipole.text.senteval.protocols import ProbeSettings, check_device, classify
 from dipole.text.senteval.tasks import Split, Task
 from dipole.text.senteval.torch_classifier import Classifier, Fit, fit_all
 from tests.elsewhere import ELSEWHERE, elsewhere

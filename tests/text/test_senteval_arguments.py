@@ -18,8 +18,7 @@ from dipole.core.train.run_folder import RunFolder
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.text import senteval
 from dipole.text.senteval.encoders import as_rows, task_names
-from dipole.text.senteval.probe import classify, pair_features
-from dipole.text.senteval.protocols import ProbeSettings
+from dipole.text.senteval.protocols import ProbeSettings, classify, pair_features
 from dipole.text.senteval.tasks import DIGESTS, Split, Task, load_task
 from dipole.text.senteval.torch_classifier import Classifier
 from tests.runs import refused

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dipole.core.evaluation.theory import arora
 from dipole.core.evaluation.theory.latent import Latent
-from dipole.core.evaluation.theory.trained import trained_loss
 from dipole.core.utils.drawing import new_figure
 from dipole.core.utils.errors import ConfigError, OptionError
 from dipole.core.utils.files import disk_refusing
@@ -89,7 +89,7 @@ def draw_figure_1(path: Path) -> None:
             here = make(r)
             curves["un"].append(arora.unsupervised_loss(here).whole)
             curves["mean"].append(arora.mean_classifier_loss(here))
-            curves["best"].append(trained_loss(here).loss)
+            curves["best"].append(arora.trained_loss(here).loss)
         axes = grid[1][column]
         axes.plot(RADII, curves["un"], color=BOUND, label="L_un(f1)")
         zero = arora.unsupervised_loss(points.scaled(0.0)).whole
@@ -117,8 +117,6 @@ def draw_report(report: Report, path: Path, title: str = "") -> None:
 
 
 def _absent(axes: Axes, text: str) -> None:
-    from textwrap import fill
-
     axes.text(0.5, 0.5, fill(text, 34), ha="center", va="center", fontsize=8, color=NEUTRAL, transform=axes.transAxes)
     axes.set_xticks([])
     axes.set_yticks([])

@@ -16,7 +16,6 @@ from dipole.core.evaluation import diagnostics
 from dipole.core.evaluation.theory import arora, cllr, lmcl
 from dipole.core.evaluation.theory.latent import Latent, check_scale, collision, full_collision, some_collision
 from dipole.core.evaluation.theory.theorems import ARORA, LMCL, THEOREMS, Choices, RunFacts, Theorem
-from dipole.core.evaluation.theory.trained import trained_loss
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.text import counted
 
@@ -273,7 +272,7 @@ def _one_negative(report: Report, points: Latent, loss: str, s: float, gen: floa
 
 
 def _trained(report: Report, points: Latent, loss: str, k: int, name: str, about: str) -> float:
-    best = trained_loss(points, loss, k, report.choices.tasks, report.choices.seed)
+    best = arora.trained_loss(points, loss, k, report.choices.tasks, report.choices.seed)
     fitted = "all tasks"
     if best.tasks < best.of:
         fitted = f"{best.tasks} of {counted(best.of, 'task')}"
