@@ -15,8 +15,8 @@ from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.data_sets import how_to_get
+from dipole.core.utils.download import is_offline
 from dipole.core.utils.errors import ConfigError, DataError
-from dipole.core.utils.hub import is_offline
 from dipole.core.utils.text import warn
 from dipole.core.utils.transfer import prefetched
 from dipole.text import evaluation, senteval

@@ -14,9 +14,9 @@ import numpy as np
 from filelock import FileLock
 
 from dipole.core.train.data_sets import how_to_get
-from dipole.core.utils.cache import cache_folder, content_of, found, sum_of
+from dipole.core.utils.cache import cache_folder, content_of, found
 from dipole.core.utils.errors import DataError
-from dipole.core.utils.files import atomic_write, disk_refusing
+from dipole.core.utils.files import atomic_write, disk_refusing, file_hash
 from dipole.core.utils.progress import Progress
 from dipole.core.utils.rows import PACKINGS, hub_version, is_saved, row_files
 from dipole.text.config import TextSettings
@@ -155,15 +155,15 @@ def hash_of(*arrays: np.ndarray) -> str:
 
 
 def write_index(folder: Path, values: Mapping[str, Any], files: Iterable[str]) -> None:
-    """Complete a folder: write its values, with size and check sum of each file."""
-    sums = {name: sum_of(folder / name) for name in files}
-    atomic_write(folder / INDEX, json.dumps({**values, "files": sums}))
+    """Complete a folder: write its values, with a hash of each file."""
+    hashes = {name: file_hash(folder / name) for name in files}
+    atomic_write(folder / INDEX, json.dumps({**values, "files": hashes}))
 
 
 def read_index(folder: Path) -> dict[str, Any] | None:
     """Return the values of a complete folder. Return None, or raise, if it is incomplete or damaged."""
     index: dict[str, Any] = json.loads((folder / INDEX).read_bytes())
-    if all(sum_of(folder / name) == told for name, told in index["files"].items()):
+    if all(file_hash(folder / name) == told for name, told in index["files"].items()):
         return index
     return None
 

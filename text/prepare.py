@@ -4,11 +4,9 @@ import os
 import shutil
 from pathlib import Path
 
-from dipole.core.utils.download import RemoteFile
+from dipole.core.utils.download import RemoteFile, unpack, without_retry_messages
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.files import scratch
-from dipole.core.utils.hub import without_retry_messages
-from dipole.core.utils.unpack import unpack
 
 BOOKCORPUS = "bookcorpus/bookcorpus"
 PARQUET = "refs/convert/parquet"  # where the Hub keeps a set as parquet, whatever it was

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from dipole.core.evaluation import probes
 from dipole.core.evaluation.arrays import finite_rows
-from dipole.core.evaluation.class_tasks import class_tasks
-from dipole.core.evaluation.probes import ProbeResult
+from dipole.core.evaluation.probes import ProbeResult, class_tasks
 from dipole.core.objectives.objective import SHARPNESS
 from dipole.core.objectives.similarity import normalize
 from dipole.core.train.class_blocks import BlockShape, block_losses

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
+from dipole.core.utils.download import unpack
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.files import scratch
-from dipole.core.utils.unpack import unpack
 
 PIXELS = 3 * 32 * 32
 

@@ -271,7 +271,9 @@ class _Solver:
 
     def predicted(self, weights: Tensor) -> Tensor:
         """Return the labels (P, N) that every problem predicts."""
-        return torch.cat([_labels(decision) for _, decision in self._decisions(weights)], 1)
+        if self.columns == 1:
+            return torch.cat([(decision[0] > 0).long() for _, decision in self._decisions(weights)], 1)
+        return torch.cat([decision.argmax(0) for _, decision in self._decisions(weights)], 1)
 
     def coefficients(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Return weight (K, P, d) and bias (K, P) for features as they were given, in float64."""
@@ -310,12 +312,6 @@ def _probabilities(decision: Tensor) -> Tensor:
     decision.exp_()
     decision /= decision.sum(0)
     return decision
-
-
-def _labels(decision: Tensor) -> Tensor:
-    if len(decision) == 1:
-        return (decision[0] > 0).long()
-    return decision.argmax(0)
 
 
 def _direction(gradient: Tensor, pairs: list[Pair], scale: Tensor) -> tuple[Tensor, Tensor]:

@@ -39,6 +39,7 @@ Classifier = Literal["trained", "mean", "few"]
 CLASSIFIERS: tuple[Classifier, ...] = ("trained", "mean", "few")
 WAYS, RANKS = (2, 5, 10), (1, 5, 10)
 Whole = Annotated[int, Range(at_least=1)]
+Seed = Annotated[int, Range(at_least=0, at_most=2**32 - 1)]
 AnyWhole = Annotated[int | None, Range(at_least=1)]
 Positive = Annotated[float, Range(above=0)]
 AnyPositive = Annotated[float | None, Range(above=0)]
@@ -134,9 +135,6 @@ def measuring_device(device: torch.device, asked: ProbeDevice = "auto") -> torch
     return device
 
 
-# --- linear probe ---------------------------------------------------------------------------------------------------
-
-
 def _result(data: ProbeData, scores: Tensor, **extra: Any) -> ProbeResult:
     if not bool(scores.isfinite().all()):  # the first class would be the answer to every point
         raise DataError("the probe's scores overflow: scale the features to unit length, or use a lower learning rate")
@@ -166,7 +164,7 @@ def linear_probe(
     schedule: Literal["step", "cosine"] = "step",
     milestones: tuple[int, ...] | None = None,
     decay: AnyPositive = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> ProbeResult:
     """Return the accuracy of a linear softmax classifier trained on frozen features.
 
@@ -227,9 +225,6 @@ def linear_probe_on_views(
         return _result(known, layer(known.test_x))
 
 
-# --- probes with few or no trained weights --------------------------------------------------------------------------
-
-
 @in_range
 def few_shot_probe(
     train_x: Array,
@@ -239,7 +234,7 @@ def few_shot_probe(
     *,
     labels_per_class: Whole = 5,
     draws: Whole = 5,
-    seed: int = 0,
+    seed: Seed = 0,
     l2: AnyPositive = None,
 ) -> ProbeResult:
     """Return the mean accuracy of the convex linear probe on a few labelled points per class, over seeded draws.
@@ -284,7 +279,7 @@ def mean_classifier(
     *,
     labels_per_class: AnyWhole = None,
     draws: Whole = 5,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> ProbeResult:
     """Return the accuracy of the mean classifier, argmax_c f(x)^T mu_c (Arora et al. 2019, W^mu), on raw features.
 
@@ -423,9 +418,6 @@ def class_tasks(
     return found
 
 
-# --- clustering -----------------------------------------------------------------------------------------------------
-
-
 @in_range
 def kmeans_accuracy(
     features: Array,
@@ -435,7 +427,7 @@ def kmeans_accuracy(
     inits: Whole = 10,
     steps: Whole = 300,
     normalize: bool = False,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> ProbeResult:
     """Return the accuracy of k-means clusters that are matched one to one with the classes (Hungarian algorithm).
 

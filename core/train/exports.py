@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from dipole.core.objectives.objective import entry_of
 from dipole.core.objectives.objective import objective as build_objective
+from dipole.core.utils.download import without_retry_messages
 from dipole.core.utils.errors import ConfigError, DataError, DipoleError, TrainingError
 from dipole.core.utils.extras import needing
 from dipole.core.utils.files import atomic_write, disk_error
-from dipole.core.utils.hub import without_retry_messages
 from dipole.core.utils.text import counted
 
 FILE = "model.onnx"

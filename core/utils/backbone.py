@@ -14,10 +14,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from dipole.core.utils.download import without_retry_messages
 from dipole.core.utils.errors import ConfigError, causes
 from dipole.core.utils.extras import install_line
 from dipole.core.utils.freezing import in_mode
-from dipole.core.utils.hub import without_retry_messages
 from dipole.core.utils.pickles import UNASKED, refusal, safetensors_only
 from dipole.core.utils.text import are, counted
 

@@ -13,10 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dipole.core.utils.files import atomic_write
+from dipole.core.utils.files import atomic_write, file_hash
 
 FOLDER = "DIPOLE_CACHE"
-READ = 1 << 20  # bytes
 T = TypeVar("T")
 
 
@@ -28,11 +27,7 @@ def cache_folder() -> Path:
 
 
 def found(read: Callable[[], T]) -> T | None:
-    """Return `read()`, or None if the cache file is missing or damaged.
-
-    Every exception of a reader counts as damage: BadZipFile, JSONDecodeError, EOFError, KeyError, errors of safetensors
-    and tokenizers.
-    """
+    """Return `read()`, or None if the cache file is missing or damaged, of which a reader may raise any exception."""
     try:
         return read()
     except MemoryError:
@@ -64,15 +59,5 @@ def content_of(files: Iterable[Path]) -> str:
     """Return a hash of the contents of files, in their order. Equal size, date and inode do not prove equal content."""
     whole = hashlib.sha256()
     for file in files:
-        with open(file, "rb") as stream:
-            whole.update(hashlib.file_digest(stream, "sha256").digest())
+        whole.update(bytes.fromhex(file_hash(file)))
     return whole.hexdigest()
-
-
-def sum_of(file: Path) -> list[int]:
-    """Return size and CRC of a file, to detect damage later."""
-    check = size = 0
-    with open(file, "rb") as stream:
-        while data := stream.read(READ):
-            check, size = zlib.crc32(data, check), size + len(data)
-    return [size, check]

@@ -71,14 +71,14 @@ def fix_unused(model: nn.Module, features: Tensor) -> list[str]:
 
     An unused head gets no gradient. With several ranks a missing gradient is an error, so the head must be frozen.
     """
-    named = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
+    named = {name: each for name, each in model.named_parameters() if each.requires_grad}
     if not named or not features.requires_grad:
         return []
-    grads = torch.autograd.grad(features.sum(), [each for _, each in named], allow_unused=True)
-    unused = [(name, each) for (name, each), grad in zip(named, grads, strict=True) if grad is None]
-    for _, parameter in unused:
-        parameter.requires_grad_(False)
-    return [name for name, _ in unused]
+    grads = torch.autograd.grad(features.sum(), list(named.values()), allow_unused=True)
+    unused = [name for name, grad in zip(named, grads, strict=True) if grad is None]
+    for name in unused:
+        named[name].requires_grad_(False)
+    return unused
 
 
 def fix_batch_norm(model: nn.Module) -> None:

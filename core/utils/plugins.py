@@ -25,15 +25,8 @@ from dipole.core.utils.errors import ConfigError, DipoleError, RegistryError
 T = TypeVar("T")
 OURS = "dipole"
 SWITCH = "DIPOLE_PLUGINS"
-# Kind of entry point (group "dipole.KIND") -> what it names.
-GROUPS = {
-    "objectives": "a module whose import registers",
-    "domains": "a Domain (core/train/domains.py)",
-    "commands": "a function as in core/cli/app.py",
-    "recipes": "a folder of a package, package:folder",
-    "suites": "a folder of a package",
-    "published": "a folder of a package",
-}
+GROUPS = ("objectives", "domains", "commands", "recipes", "suites", "published")
+"""Kinds of entry points: the group of a kind is "dipole.KIND" (CONTRIBUTING.md says what it names)."""
 
 
 class PluginError(DipoleError, ImportError):

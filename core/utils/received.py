@@ -87,11 +87,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text.
-
-    Raise ValueError if it is not JSON, nests too deeply, repeats a name in an object, or has a number that overflows or
-    a lone surrogate.
-    """
+    """Return the value of a JSON text. Raise ValueError if it is not JSON, ambiguous or nested too deeply."""
     if isinstance(text, bytes):
         text = text.decode("utf-8-sig")
     check_depth(text)

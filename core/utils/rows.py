@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from dipole.core.utils.cache import content_of
+from dipole.core.utils.download import without_retry_messages
 from dipole.core.utils.errors import DataError, nearest
 from dipole.core.utils.extras import install_line
-from dipole.core.utils.hub import without_retry_messages
 from dipole.core.utils.text import counted, warn
 
 JSON, CSV, PARQUET = (".jsonl", ".json", ".ndjson"), (".csv", ".tsv"), (".parquet",)

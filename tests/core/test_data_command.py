@@ -20,9 +20,8 @@ from runs import dipole, done, refused
 
 from dipole.core.train import data_sets as data_sets_module
 from dipole.core.train.data_sets import DataSet, data_sets, find
-from dipole.core.utils.download import RemoteFile, fetch
+from dipole.core.utils.download import RemoteFile, fetch, unpack
 from dipole.core.utils.errors import ConfigError, DataError
-from dipole.core.utils.unpack import unpack
 from tests.runs import refused as fails
 
 CONTENT = bytes(range(256)) * 4000

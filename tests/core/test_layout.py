@@ -26,8 +26,8 @@ from scipy import stats
 import dipole
 from dipole.core.evaluation.intervals import bootstrap_interval, interquartile_mean
 from dipole.core.utils import machine
+from dipole.core.utils.download import without_retry_messages
 from dipole.core.utils.errors import ConfigError, DataError
-from dipole.core.utils.hub import without_retry_messages
 from dipole.core.utils.seeding import STREAMS, Seeds, isolated, rng_state, seed_everything, set_rng_state
 from dipole.core.utils.text import number, results_table
 from dipole.core.utils.transfer import constant, prefetched, tensors_in, to_device

@@ -148,6 +148,7 @@ def on_views(x, y, labels):
     (lambda x, y: probes.mean_classifier(x, y, x, y).average(1), "2 to 4"),
     (lambda x, y: probes.mean_classifier(x, y, x, y).average(5), "2 to 4"),
     (lambda x, y: class_tasks(x, y, x, y, classifiers=("trained_",)), "trained"),
+    (lambda x, y: probes.kmeans_accuracy(x, y, seed=-1), "seed must be .* >= 0 and <= .*, got -1"),
 ])  # fmt: skip
 def test_bad_data_and_options_are_named(call, message):
     with pytest.raises((DataError, OptionError), match=message):

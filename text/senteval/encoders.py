@@ -69,6 +69,8 @@ def _pooled_states(model: nn.Module, tokenizer: Any, pooling: Pooling) -> Encode
         )
     if pooling not in get_args(Pooling):
         raise OptionError(f"pooling must be one of {', '.join(get_args(Pooling))}, got {pooling!r}")
+    from transformers import AutoTokenizer
+
     from dipole.core.utils.backbone import positions
     from dipole.text.model import is_first_token_blind  # it needs the packages of such models
 
@@ -79,7 +81,16 @@ def _pooled_states(model: nn.Module, tokenizer: Any, pooling: Pooling) -> Encode
             f"pooling='cls' takes the first token, which sees no other token in the causal model "
             f"{type(model).__name__}: sentences would have one vector. Take pooling='mean'"
         )
-    tokenizer = tokenizer or _saved_tokenizer(model)
+    name = getattr(model, "name_or_path", "")
+    if tokenizer is None:
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name)
+        except (OSError, ValueError) as error:
+            raise OptionError(
+                f"no tokenizer is saved with {type(model).__name__} ({name or 'made in memory'}): give tokenizer=..."
+            ) from error
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
     if not callable(tokenizer):
         raise OptionError(f"tokenizer must be one of transformers, such as AutoTokenizer gives, got {tokenizer!r}")
     if tokenizer.pad_token is None:
@@ -109,21 +120,6 @@ def _pooled_states(model: nn.Module, tokenizer: Any, pooling: Pooling) -> Encode
         return (states * mask).sum(1) / mask.sum(1).clamp_min(1)
 
     return encode
-
-
-def _saved_tokenizer(model: nn.Module) -> Any:
-    from transformers import AutoTokenizer
-
-    name = getattr(model, "name_or_path", "")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise OptionError(
-            f"no tokenizer is saved with {type(model).__name__} ({name or 'made in memory'}): give tokenizer=..."
-        ) from error
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
 
 
 def as_rows(value: Any, count: int, where: str) -> np.ndarray:

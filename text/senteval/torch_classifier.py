@@ -132,16 +132,14 @@ def fit_all(
 class _Group:
     """Models with equally many training rows: F folds, R weight decays each.
 
-    `layers` are (F, 1 + in, R, out), the intercept last, and behind a hidden layer (F, R, H, K) and (F, R, K). The
-    decays of a fold see the same rows, so their columns of the first layer lie side by side in one product.
+    `layers` are weights (F, R, in, out) and biases (F, R, out), of one layer or of two.
     """
 
     def __init__(
         self, features: Tensor, labels: Tensor, classes: int, fits: list[Fit], settings: Classifier, seed: int
     ) -> None:
         device = features.device
-        self.features = torch.cat([features, torch.ones(len(features), 1, device=device)], 1)
-        self.labels, self.settings = labels, settings
+        self.features, self.labels, self.settings = features, labels, settings
         self.stream = np.random.RandomState(seed)
         rows, self.dev = [], []
         shuffled = None
@@ -163,15 +161,11 @@ class _Group:
         check_fits(f"classifiers of {settings.nhid} hidden units", (*self.decays.shape, size), self.features)
         with torch.random.fork_rng(devices=[]):  # all draws are the processor's
             torch.default_generator.manual_seed(seed)
-            first, *others = [torch.nn.Linear(inputs, outputs) for inputs, outputs in pairwise(widths)]
+            layers = [torch.nn.Linear(inputs, outputs) for inputs, outputs in pairwise(widths)]
             self.stream_state = torch.get_rng_state()
-        folds, values = self.decays.shape
-        parts = [torch.cat([first.weight.T, first.bias[None]])[:, None].expand(folds, -1, values, -1)]
-        for layer in others:
-            parts += [layer.weight.T.expand(folds, values, -1, -1), layer.bias.expand(folds, values, -1)]
-        self.layers = [part.detach().clone(memory_format=torch.contiguous_format).to(device) for part in parts]
-        for part in self.layers:
-            part.requires_grad_()
+        shared = [part for layer in layers for part in (layer.weight.T, layer.bias)]
+        copies = [part.detach().expand(*self.decays.shape, *part.shape).contiguous().to(device) for part in shared]
+        self.layers = [part.requires_grad_() for part in copies]
         self.optimizer = settings.optimizer(self.layers)
 
     def run(self) -> list[Fitted]:
@@ -191,7 +185,7 @@ class _Group:
                 better = ~stopped[fold] & (accuracy > best[fold])
                 missed = ~stopped[fold] & ~better
                 best[fold][better] = accuracy[better]
-                for model, part in zip(_by_decay(models), _by_decay(layers), strict=True):
+                for model, part in zip(models, layers, strict=True):
                     model[fold, better] = part[position, better]
                 stopped[fold] |= missed & (failures[fold] >= self.settings.tenacity)
                 failures[fold] += missed
@@ -199,38 +193,33 @@ class _Group:
             if len(keep) < len(alive):
                 alive = [alive[position] for position in keep]
                 self._shrink(keep)
-        first, *others = _by_decay(models)
-        found = [Fitted(best[f].numpy(), [(first[f, :, :-1], first[f, :, -1])]) for f in range(folds)]
-        if others:
-            for fitted, weight, bias in zip(found, *others, strict=True):
-                fitted.layers.append((weight, bias))
-        return found
+        layers = list(zip(models[::2], models[1::2], strict=True))
+        return [Fitted(best[f].numpy(), [(weight[f], bias[f]) for weight, bias in layers]) for f in range(folds)]
 
     def _pass(self) -> None:
         """One pass over the training rows, in the batches of SentEval."""
         order = torch.as_tensor(self.stream.permutation(self.train.shape[1])).to(self.train.device)
         rows = self.train[:, order]  # (F, n)
-        spread = [self.decays[:, None, :, None], self.decays[:, :, None, None], self.decays[:, :, None]]
         for start in range(0, len(order), self.settings.batch_size):
             picked = rows[:, start : start + self.settings.batch_size]
-            x = self.features.index_select(0, picked.flatten()).view(*picked.shape, -1)  # (F, B, 1 + d)
+            x = self.features.index_select(0, picked.flatten()).view(*picked.shape, -1)  # (F, B, d)
             logits = self._forward(x, self.layers, self._dropout(x.shape[1]))
             truth = self.labels[picked][:, :, None].expand(logits.shape[:3])  # (F, B, R)
             loss = functional.cross_entropy(logits.movedim(-1, 1), truth, reduction="sum") / x.shape[1]
             gradients = torch.autograd.grad(loss, self.layers)
-            for part, gradient, decay in zip(self.layers, gradients, spread, strict=False):
-                part.grad = gradient.addcmul(decay, part.detach())
+            for part, gradient in zip(self.layers, gradients, strict=True):
+                decay = self.decays.view(*self.decays.shape, *[1] * (part.ndim - 2))
+                part.grad = (decay * part.detach()).add_(gradient)  # a fused Adam wants the strides of the part
             self.optimizer.step()
 
     def _forward(self, rows: Tensor, layers: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
-        """Logits (F, B, R, K) of features (F, B, 1 + d)."""
-        hidden = torch.bmm(rows, layers[0].flatten(2)).view(*rows.shape[:2], *layers[0].shape[2:])
-        if len(layers) > 1:
-            if mask is not None:
-                hidden = hidden * mask[:, None]
-            hidden = torch.sigmoid(hidden)
-            hidden = (hidden.transpose(1, 2) @ layers[1] + layers[2][:, :, None]).transpose(1, 2)
-        return hidden
+        """Logits (F, B, R, K) of features (F, B, d)."""
+        hidden = torch.einsum("fbd,frdh->fbrh", rows, layers[0]) + layers[1][:, None]
+        if len(layers) == 2:
+            return hidden
+        if mask is not None:
+            hidden = hidden * mask[:, None]
+        return torch.einsum("fbrh,frhk->fbrk", hidden.sigmoid(), layers[2]) + layers[3][:, None]
 
     def _dropout(self, batch: int) -> Tensor | None:
         """The mask (B, H) that every fit of this size draws at this step: they share torch's stream."""
@@ -259,8 +248,3 @@ class _Group:
             self.optimizer.state[self.layers[number]] = state
         self.optimizer.param_groups[0]["params"] = self.layers
         self.decays, self.train = self.decays[keep], self.train[keep]
-
-
-def _by_decay(layers: Sequence[Tensor]) -> list[Tensor]:
-    """Views of the layers with the weight decays in dimension 1."""
-    return [layers[0].transpose(1, 2), *layers[1:]]

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from dipole.core.train.data_sets import how_to_get
+from dipole.core.utils.download import is_offline
 from dipole.core.utils.errors import DataError, nearest
 from dipole.core.utils.files import is_file, is_folder
-from dipole.core.utils.hub import is_offline
 from dipole.core.utils.plugins import import_all
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import HUB, READERS, SHARDS, Classes, Decoding, Known, Reader, Source

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 
 from dipole.core.utils.cache import kept_json
+from dipole.core.utils.download import CheckedHeader
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.text import are, counted
-from dipole.core.utils.unpack import CheckedHeader
 from dipole.vision.decoding import Stream
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import LFS, SHARDS, Classes, Decoding, Source, by_split, register_source

@@ -68,8 +68,12 @@ def expected_logistic(a: Tensor, b: Tensor, mass: Tensor, k: int = 1) -> Tensor:
         losses = [softplus(b_i.unsqueeze(1) - a_i, threshold=50).mean(1) for a_i, b_i in zip(a, b, strict=True)]
         return torch.stack([mass @ each / math.log(2) for each in losses], 1)
     step = max(1, int(CHUNK / (max(a.shape[1], b.shape[1]) * max(16.0, _width(a, b) / STEP))))
-    rows = zip(a.split(step), b.split(step), strict=True)
-    return torch.cat([_logistic_rows(*each, mass, k) for each in rows], 1)
+    parts = []
+    for positive, negative in zip(a.split(step), b.split(step), strict=True):
+        nodes = quadrature(positive, negative, k)  # (m, G)
+        risen = torch.einsum("vq,mqg->vmg", mass, absorbed(negative, nodes)).clamp_max(1)
+        parts.append(integrate(transform(positive, nodes).mean(1), -torch.expm1(k * torch.log1p(-risen))))
+    return torch.cat(parts, 1)
 
 
 def _width(a: Tensor, b: Tensor) -> float:
@@ -83,13 +87,6 @@ def too_wide(a: Tensor, b: Tensor) -> OptionError:
         f"integrated up to {NODES * STEP - TAIL:.4g}: take loss hinge, k = 1, unit features or a smaller scale.",
         "k",
     )
-
-
-def _logistic_rows(a: Tensor, b: Tensor, mass: Tensor, k: int) -> Tensor:
-    nodes = quadrature(a, b, k)  # (m, G)
-    own = transform(a, nodes).mean(1)  # (m, G)
-    risen = torch.einsum("vq,mqg->vmg", mass, absorbed(b, nodes)).clamp_max(1)
-    return integrate(own, -torch.expm1(k * torch.log1p(-risen)))
 
 
 def quadrature(a: Tensor, b: Tensor, k: int) -> Tensor:

@@ -119,29 +119,16 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as JSON values. A number that is not finite is None."""
-        points, classes = self.chosen_from
-        found = {
-            "choices": asdict(self.choices),
-            "points": self.points,
-            "classes": self.classes,
-            "chosen_from": {"points": points, "classes": classes},
+        of_theorem = ("paper", "name", "always", "assumption")
+        found = asdict(self) | {
+            "chosen_from": dict(zip(("points", "classes"), self.chosen_from, strict=True)),
             "quantities": {q.name: {"value": q.value, "error": q.error, "about": q.about} for q in self.quantities},
             "inequalities": [
-                {
-                    "key": each.key,
-                    "paper": each.theorem.paper,
-                    "name": each.theorem.name,
-                    "case": each.case,
-                    "sides": [{"label": label, "value": value} for label, value in each.sides],
-                    "holds": each.holds,
-                    "always": each.theorem.always,
-                    "assumption": each.theorem.assumption,
-                    "free": dict(each.free),
-                }
+                asdict(each)
+                | {name: getattr(each.theorem, name) for name in of_theorem}
+                | {"sides": [{"label": label, "value": value} for label, value in each.sides], "holds": each.holds}
                 for each in self.inequalities
             ],
-            "curves": self.curves,
-            "missing": self.missing,
         }
         return cast(dict[str, Any], from_json(to_json(found, inf_nan_mode="null")))
 
