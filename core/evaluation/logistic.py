@@ -129,12 +129,10 @@ def _start(solver: _Solver, masks: Tensor, c: float, solved: list[tuple[float, T
 
 
 class _Solver:
-    """Minimise many problems over the same rows: N rows, D features (rotated, with a column of ones), P problems, K
-    logits.
+    """Minimise P problems over the same N rows of D features (rotated, with a column of ones), with K logits.
 
-    Two classes need one column of logits if `relative`, and two columns otherwise. `tolerance` is the root mean
-    square error of the decision values, or its share of their size if `relative`. `history` are the pairs that L-BFGS
-    remembers.
+    Two classes need one column of logits if `relative`, and two otherwise. `tolerance` is the root mean square error of
+    the decision values, or its share of their size if `relative`. L-BFGS remembers `history` pairs.
     """
 
     def __init__(

@@ -109,7 +109,7 @@ class RngAndBuffers:
             self._device_rng = torch.get_device_module(device).get_rng_state(*self._place)
         # A buffer that has not changed since `before` is not copied again.
         known = {} if before is None else {(id(buffer), version): copy for buffer, version, copy in before._buffers}
-        self._buffers = []
+        self._buffers: list[tuple[Tensor, int, Tensor]] = []
         for buffer in module.buffers():
             copy = known.get((id(buffer), buffer._version))
             self._buffers.append((buffer, buffer._version, buffer.clone() if copy is None else copy))

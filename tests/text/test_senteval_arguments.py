@@ -126,11 +126,10 @@ def test_vectors_of_any_kind_become_floats(value):
 
 @pytest.mark.parametrize(("value", "message"), [
     ([[1.0], [1.0, 2.0]], r"2 sentences must be numbers of shape \(n, d\): setting an array element"),
-    ([torch.ones(3), torch.ones(2)], "tensors that do not stack"),
+    ([torch.ones(3), torch.ones(2)], "tensors that do not stack"), (np.ones((2, 0)), r"shape \(2, 0\)"),
     (["a", "b"], r"must be numbers of shape \(n, d\), got list of <U1\.$"), (None, "got NoneType of object"),
-    (np.ones(2), r"shape \(2,\)"), (np.ones((2, 3, 1)), r"shape \(2, 3, 1\)"), (np.ones((2, 0)), r"shape \(2, 0\)"),
+    (np.ones(2), r"shape \(2,\)"), (np.ones((2, 3, 1)), r"shape \(2, 3, 1\)"), (np.ones((2, 3), complex), "complex128"),
     (np.ones((3, 3)), r"CR: the vectors of 2 sentences have shape \(3, 3\): .* must return one each, \(n, d\)"),
-    (np.ones((2, 3), dtype=complex), "complex128"),
     (np.ma.masked_array(np.ones((2, 3)), mask=[[0, 0, 1], [0, 0, 0]]), "masked values"),
 ])  # fmt: skip
 def test_what_is_no_vectors_is_one_message(value, message):

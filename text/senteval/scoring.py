@@ -164,11 +164,10 @@ def describe(name: str, result: Mapping[str, Any]) -> str:
 
 
 def numbers_of(task: str, result: Result) -> dict[str, float]:
-    """Return the numbers of a record: names "senteval/TASK/..." and values, accuracies from 0 to 1.
+    """Return the numbers of a record, "senteval/TASK/NAME" -> value, accuracies from 0 to 1.
 
-    A similarity that is learned is Pearson and Spearman on test, with "dev/pearson". One by cosine on given splits is
-    both on "dev" and on "test". A year of STS is "pearson" and "spearman" over all pairs, and "_mean" and "_wmean" over
-    its data sets.
+    Learned similarities are on test, with "dev/pearson", those by cosine on "dev" and "test". Of a year of STS
+    "pearson" and "spearman" are over all pairs, "_mean" and "_wmean" over its data sets.
     """
     if "acc" in result:
         found = {"accuracy": result["acc"] / 100, "dev": result["devacc"] / 100}

@@ -193,8 +193,8 @@ class _Group:
             if len(keep) < len(alive):
                 alive = [alive[position] for position in keep]
                 self._shrink(keep)
-        layers = list(zip(models[::2], models[1::2], strict=True))
-        return [Fitted(best[f].numpy(), [(weight[f], bias[f]) for weight, bias in layers]) for f in range(folds)]
+        of_layers = list(zip(models[::2], models[1::2], strict=True))
+        return [Fitted(best[f].numpy(), [(weight[f], bias[f]) for weight, bias in of_layers]) for f in range(folds)]
 
     def _pass(self) -> None:
         """One pass over the training rows, in the batches of SentEval."""

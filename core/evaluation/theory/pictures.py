@@ -84,18 +84,14 @@ def draw_figure_1(path: Path) -> None:
         axes.set_xlim(-1.8, 4.2)  # room for the legend
         axes.margins(y=0.15)
         axes.legend(fontsize=7, frameon=False, loc="center right")
-        curves: dict[str, list[float]] = {"un": [], "mean": [], "best": []}
-        for r in RADII:
-            here = make(r)
-            curves["un"].append(arora.unsupervised_loss(here).whole)
-            curves["mean"].append(arora.mean_classifier_loss(here))
-            curves["best"].append(arora.trained_loss(here).loss)
+        grown = [make(r) for r in RADII]
         axes = grid[1][column]
-        axes.plot(RADII, curves["un"], color=BOUND, label="L_un(f1)")
+        axes.plot(RADII, [arora.unsupervised_loss(each).whole for each in grown], color=BOUND, label="L_un(f1)")
         zero = arora.unsupervised_loss(points.scaled(0.0)).whole
         axes.axhline(zero, color=BOUND, linestyle="--", label="L_un(f0) = L_sup(f0)")
-        axes.plot(RADII, curves["mean"], color=MEASURED, label="L_sup^mu(f1)")
-        axes.plot(RADII, curves["best"], color=MEASURED, linestyle=":", label="L_sup(f1)")
+        axes.plot(RADII, [arora.mean_classifier_loss(each) for each in grown], color=MEASURED, label="L_sup^mu(f1)")
+        best = [arora.trained_loss(each).loss for each in grown]
+        axes.plot(RADII, best, color=MEASURED, linestyle=":", label="L_sup(f1)")
         axes.set(xlabel="r", ylabel="hinge loss", ylim=(-0.3, 8))
         axes.legend(fontsize=7, frameon=False, loc="upper left")
         for each in (grid[0][column], grid[1][column]):
