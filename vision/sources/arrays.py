@@ -50,7 +50,7 @@ def open_npz(source: str, options: Decoding, wanted: Classes) -> Source:
 
 
 @register_source("a folder of MNIST's or STL-10's own files", matches=lambda _, path: bool(files_in(path)))
-def open_folder(source: str, options: Decoding, wanted: Classes) -> Source:
+def open_files(source: str, options: Decoding, wanted: Classes) -> Source:
     """Open train-images-idx3-ubyte, t10k-labels-idx1-ubyte.gz and so on, or train_X.bin, train_y.bin and so on."""
     path = Path(source).expanduser()
     arrays: Arrays = {name: partial(read_file, file) for name, file in files_in(path).items()}
