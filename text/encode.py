@@ -1,7 +1,7 @@
 """Turn sentences into vectors with a trained encoder."""
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -68,23 +68,28 @@ class SentenceEncoder:
             progress: show how far it is.
 
         Raises:
-            OptionError: another word for `output`.
+            OptionError: another word for `output` or `normalize`.
             DataError: a sentence is no text.
         """
         if isinstance(sentences, str):
             return self.encode([sentences], batch_tokens=batch_tokens, output=output, normalize=normalize)[0]
         if output not in ("numpy", "torch"):
             raise OptionError(f"output must be 'numpy' or 'torch', got {output!r}")
-        wrong = next((s for s in sentences if not isinstance(s, str)), None)
-        if wrong is not None:
-            raise DataError(f"sentences must be strings, got {type(wrong).__name__}")
+        how = normalize or self.normalize
+        if how not in get_args(Normalize):
+            raise OptionError(f"normalize must be 'halves', 'unit' or 'none', got {how!r}")
+        texts: list[Any] = [sentences]
+        if isinstance(sentences, Iterable):
+            texts = list(sentences)
+        for text in texts:
+            if not isinstance(text, str):
+                raise DataError(f"sentences must be strings, got {type(text).__name__}")
         place: dict[str, int] = {}
-        rows = [place.setdefault(sentence, len(place)) for sentence in sentences]
+        rows = [place.setdefault(text, len(place)) for text in texts]
         ids = self.tokens.encode(list(place), self.max_length)
         found = self.encode_ids(ids, batch_tokens, progress)
         if len(place) < len(rows):
             found = found[torch.tensor(rows)]
-        how = normalize or self.normalize
         if how != "none" and len(found):
             halves = {"halves": self.model.halves}.get(how, 1)
             found = torch.from_numpy(halves_normalised(found.cpu().numpy(), halves)).to(found.device)
@@ -136,9 +141,14 @@ class Combined:
 
     Args:
         encoders: one at least.
+
+    Raises:
+        OptionError: there is no encoder.
     """
 
     def __init__(self, encoders: Sequence[SentenceEncoder]) -> None:
+        if not encoders:
+            raise OptionError("Combined needs one encoder at least, got none")
         self.encoders = list(encoders)
 
     @property

@@ -122,16 +122,15 @@ TEXTS = ["a dog runs .", "", "cat", "a dog runs .", "unknown words", "a cat runs
 
 def test_encode_keeps_the_order_and_unit_halves_also_of_combined_encoders(encoder):
     found = encoder.encode(TEXTS)
-    assert found.shape == (6, 12)
-    assert found.dtype == np.float32
+    assert (found.shape, found.dtype) == ((6, 12), np.float32)
     assert found == pytest.approx(np.stack([encoder.encode(text) for text in TEXTS]), abs=1e-6)
     assert np.linalg.norm(found.reshape(6, 2, 6), axis=2) == pytest.approx(np.ones((6, 2)), abs=1e-5)
     assert found[1] == pytest.approx(encoder.encode("."), abs=1e-6)
     tensor = encoder.encode(TEXTS, output="torch", batch_tokens=1)
     assert torch.is_tensor(tensor)
     assert tensor.numpy() == pytest.approx(found, abs=1e-6)
-    assert encoder.encode([]).shape == (0, 12)
-    assert encoder.encode(["", " "]).shape == (2, 12)
+    assert [encoder.encode(each).shape for each in ([], iter(["", " "]))] == [(0, 12), (2, 12)]
+    refused(OptionError, "one encoder at least", Combined, [])
     both = Combined([encoder, encoder])
     assert both.encode(TEXTS) == pytest.approx(np.concatenate([encoder.encode(TEXTS)] * 2, 1))
     assert both.encode("cat", output="torch").shape == (24,)
@@ -141,14 +140,16 @@ def test_encode_keeps_the_order_and_unit_halves_also_of_combined_encoders(encode
 
 def test_encode_normalises_transforms_and_shows_progress(encoder, capsys):
     raw = encoder.encode(TEXTS, normalize="none")
-    unit = encoder.encode(TEXTS, normalize="unit")
-    assert unit == pytest.approx(raw / np.linalg.norm(raw, axis=1, keepdims=True), abs=1e-6)
+    unit = raw / np.linalg.norm(raw, axis=1, keepdims=True)
+    assert encoder.encode(TEXTS, normalize="unit") == pytest.approx(unit, abs=1e-6)
     matrix = torch.randn(6, 6)
     encoder.transform = lambda side: side @ matrix
     sides = torch.tensor(raw).view(-1, 2, 6) @ matrix
     assert encoder.encode(TEXTS, normalize="none") == pytest.approx(sides.reshape(-1, 12).numpy(), abs=1e-5)
-    refused(DataError, "must be strings, got int", encoder.encode, ["a", 3])
+    for wrong, kind in ((["a", 3], "int"), ([None], "NoneType"), (None, "NoneType")):
+        refused(DataError, f"must be strings, got {kind}", encoder.encode, wrong)
     refused(OptionError, "numpy", encoder.encode, ["a"], output="list")
+    refused(OptionError, "'unit' or 'none', got 'l2'", encoder.encode, ["a"], normalize="l2")
     encoder.model.train()
     encoder.encode(["a"], progress=True)
     assert encoder.model.training
@@ -157,8 +158,7 @@ def test_encode_normalises_transforms_and_shows_progress(encoder, capsys):
 def test_transformers_that_cannot_be_loaded(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "no-such-model"}')
     refused(ConfigError, "cannot be loaded", build_transformer, str(tmp_path / "config.json"), "mean", 10)
-    config = {"model_type": "bert", "vocab_size": 12, **TINY_BERT}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "vocab_size": 12, **TINY_BERT}))
     module = build_transformer(str(tmp_path / "config.json"), "cls", 20)
     assert module.model.config.vocab_size == 20
     module.model.save_pretrained(tmp_path / "checkpoint")
