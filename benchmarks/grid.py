@@ -13,6 +13,7 @@ from math import prod
 from typing import Any
 
 from dipole.benchmarks.claims.published import row_label
+from dipole.benchmarks.manifest import filled
 from dipole.core.objectives.registry import registry
 from dipole.core.objectives.spec import Term, format_terms, parse
 from dipole.core.utils.errors import ConfigError, RegistryError, SpecError, nearest
@@ -242,9 +243,7 @@ def _text(value: object) -> str:
 def _filled(value: Any, point: Mapping[str, Value]) -> Any:
     """Replace each {axis} in all texts inside a value."""
     if isinstance(value, str):
-        for axis, one in point.items():
-            value = value.replace(f"{{{axis}}}", one.text)
-        return value
+        return filled(value, {axis: one.text for axis, one in point.items()})
     if isinstance(value, Mapping):
         return {key: _filled(each, point) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -321,7 +321,11 @@ class SuiteResults:
 
     def cell(self, row: str, column: str) -> CellResult | None:
         """Return a cell, or None if it does not exist."""
-        return next((cell for cell in self.cells_of(column) if cell.row.label == row), None)
+        return self._by_place.get((row, column))
+
+    @cached_property
+    def _by_place(self) -> Mapping[tuple[str, str], CellResult]:
+        return {(cell.row.label, cell.column.name): cell for cell in self.cells}
 
     def detectable(self, column: str) -> float:
         """Return the smallest difference that half of the tests of a column can show, or nan without a test."""
