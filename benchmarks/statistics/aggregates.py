@@ -119,7 +119,7 @@ def _array(tasks: Sequence[Runs]) -> Array:
         raise DataError("an average over tasks needs at least one task, got none.")
     by_seed: list[dict[Any, float]] = []
     for task in tasks:
-        if np.ndim(task) == 0 and not isinstance(task, Mapping):
+        if not hasattr(task, "__len__"):
             raise DataError(f"a task is a list of its values, or values by seed, got {task!r}.")
         if not isinstance(task, Mapping):
             task = dict(enumerate(task))
