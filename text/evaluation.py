@@ -217,8 +217,7 @@ def nearest_sentences(queries: Sequence[int], vectors: Tensor, texts: Sequence[s
 def labelled_documents(source: str, column: str | None = None) -> Iterator[tuple[Document, str, bool]]:
     """Yield documents with their class, and whether they are for testing.
 
-    The source is a file of rows with columns of the text and of `label`, or "hub:NAME" with the splits train and test.
-    A row of a file can have a `split`, train or test. Otherwise every fifth document of a class is for testing.
+    Rows have text, `label` and maybe `split`, train or test. Without one, every fifth of a class is for testing.
     """
     seen: dict[str, int] = {}
     parts: tuple[str, ...] = ("",)

@@ -249,13 +249,12 @@ def read_pairs(
     tell: Told | None = None,
     unchanged: Callable[[], bool] = lambda: True,
 ) -> PairTable:
-    """Read a table of pairs.
+    """Read a table of pairs, in which a cell is a text. A cell that is absent, null, empty or blank is missing.
 
-    A cell is a text. A negative can be a list of texts, each a negative. So can a positive: then every text of it
-    makes a row. A cell that is absent, null, empty or blank is missing. A row without its anchor or positive is
-    skipped. A row without a negative is used. A warning gives both numbers. Without `columns`, those with usual names
-    are used. Without `label`, a column with a usual name for labels must hold one value. A folder caches the table as
-    memory-mapped files. `unchanged` returns False if the source has changed since the folder was named.
+    A negative can be a list of texts, each a negative. So can a positive: then every text of it makes a row. A row
+    without its anchor or positive is skipped, one without a negative is used, and a warning gives both numbers. Without
+    `columns`, those with usual names are used. Without `label`, a column with a usual name for labels must hold one
+    value. A folder caches the table. `unchanged` returns False if the source has changed since the folder was named.
     """
     labels = label or PairLabel()
 

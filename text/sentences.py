@@ -126,9 +126,8 @@ def encode_pieces(
 ) -> tuple[Tokens, Sentences]:
     """Cut the first `limit` sentences of a corpus, build a vocabulary if there is no tokenizer, and number the tokens.
 
-    Memory is bounded by some tens of megabytes of text, plus the words. The result does not depend on the number of
-    processes. A folder caches the ids as memory-mapped files. If it is complete, the pieces are not read, and an
-    interrupted call continues there. `unchanged` returns False if the corpus has changed since the folder was named.
+    Memory is bounded by some tens of megabytes of text, plus the words. A folder caches the ids as memory-mapped files:
+    an interrupted call continues there. `unchanged` returns False if the corpus has changed since it was named.
     """
     blocks = blocks_of(_readable(pieces), size)
     if folder is None:

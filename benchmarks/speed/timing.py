@@ -64,7 +64,7 @@ def elapsed(run: Callable[[], Any], device: torch.device) -> float:
 def time_and_memory(fresh: Callable[[], Any], run: Callable[[Any], Any], device: torch.device) -> dict[str, float]:
     """Return the least and median milliseconds of `run(fresh())` without `fresh`, and a GPU's peak memory above that.
 
-    Every repeat has its own inputs. The first call compiles and fills the allocator, so it only counts as `first_ms`.
+    The first call compiles and fills the allocator, so it only counts as `first_ms`.
     """
     given = fresh()
     found = {"first_ms": elapsed(lambda: run(given), device)}
