@@ -7,16 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from dipole import AnyStatistic, OptionError, Pairs, PairsError, SpecError
 from dipole.core.objectives import spec, term_values
 from dipole.core.objectives.gather import Input, all_gather_pairs
 from dipole.core.objectives.lazy import LazyModule
-from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import entry_of, registry, timed
 from dipole.core.objectives.similarity import Similarity, full_precision, normalize
-from dipole.core.objectives.statistics import AnyStatistic
 from dipole.core.objectives.term_values import Outcome, Rows, TermValue
 from dipole.core.utils.distributed import world_size
-from dipole.core.utils.errors import OptionError, PairsError, SpecError
 from dipole.core.utils.memory import check_fits
 from dipole.core.utils.text import counted
 from dipole.core.utils.uncompiled import uncompiled
