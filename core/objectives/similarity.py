@@ -34,12 +34,8 @@ def full_precision(x: Tensor) -> Tensor:
 
 def normalize(x: Tensor) -> Tensor:
     """Scale rows to unit length, (n, d). A zero row stays zero and gets a zero gradient."""
-    return x * lengths(x).reciprocal()  # a quotient takes longer in the backward pass
-
-
-def lengths(x: Tensor) -> Tensor:
-    """Return the lengths of rows, (n, 1), with infinity for a zero row."""
-    return torch.threshold(torch.linalg.vector_norm(x, dim=-1, keepdim=True), _TINY, torch.inf)
+    lengths = torch.threshold(torch.linalg.vector_norm(x, dim=-1, keepdim=True), _TINY, torch.inf)
+    return x * lengths.reciprocal()  # a quotient takes longer in the backward pass
 
 
 class _PairedDot(torch.autograd.Function):
