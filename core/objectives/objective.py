@@ -10,7 +10,6 @@ from torch.nn.parameter import UninitializedParameter
 from dipole import AnyStatistic, OptionError, Pairs, PairsError, SpecError
 from dipole.core.objectives import spec, term_values
 from dipole.core.objectives.gather import Input, all_gather_pairs
-from dipole.core.objectives.lazy import LazyModule
 from dipole.core.objectives.registry import entry_of, registry, timed
 from dipole.core.objectives.similarity import Similarity, full_precision, normalize
 from dipole.core.objectives.term_values import Outcome, Rows, TermValue
@@ -26,7 +25,7 @@ SHARPNESS = 1.0, 2.0
 SIMILARITIES = (*get_args(Similarity), None)
 
 
-class Objective(LazyModule):
+class Objective(nn.Module):
     """One term of a loss: a small function of positives and row statistics.
 
         >>> class Attraction(dipole.Objective):
@@ -307,6 +306,20 @@ class Objective(LazyModule):
     def extra_repr(self) -> str:
         return str(self.term())
 
+    # A lazy parameter without a shape is not saved, and takes the shape of what it loads.
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        lazy = {name: p for name, p in self._parameters.items() if isinstance(p, UninitializedParameter)}
+        self._parameters.update(dict.fromkeys(lazy))
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        self._parameters.update(lazy)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        for name, parameter in self._parameters.items():
+            if isinstance(parameter, UninitializedParameter) and prefix + name in state_dict:
+                parameter.materialize(state_dict[prefix + name].shape)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def is_base(self) -> bool:
         """Return whether this is a base objective, which needs positives, and not a regularizer."""
         return registry.name_of(type(self)) is None or entry_of(self).kind == "objective"
@@ -467,15 +480,12 @@ def objective(text: str, dim: int | None = None) -> Composite:
             entry = registry.get(term.name)
             if entry.kind == "diagnostic":
                 others = ", ".join(each.name for each in registry.entries() if each.kind != "diagnostic")
-                raise SpecError(
-                    f"{entry.name!r} is a diagnostic: it measures and has no gradient. Objectives and regularizers: "
-                    f"{others}."
-                )
+                said = "it measures and has no gradient. Objectives and regularizers"
+                raise SpecError(f"{entry.name!r} is a diagnostic: {said}: {others}.")
             weight = entry.weight if term.weight is None else term.weight
             if not 0 <= weight <= spec.LARGEST_NUMBER:
                 start, end = term.start, term.name_start
-                most = f"at most {spec.LARGEST_NUMBER:g}, got {weight:g}"
-                raise SpecError(f"the weight of {entry.name} must be >= 0 and {most}.")
+                raise SpecError(f"the weight of {entry.name} must be >= 0 and at most 1e+30, got {weight:g}.")
             terms.append(entry.target(**dict(term.options)))
         except (SpecError, OptionError) as error:
             if isinstance(error, OptionError):
