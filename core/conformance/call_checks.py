@@ -6,6 +6,7 @@ import inspect
 import logging
 import pickle
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from unittest import mock
@@ -61,8 +62,9 @@ def _way_out(subject: Subject) -> str:
         held, function = list(instance.state_dict().values()), instance.forward
     sizes = {n for x in held for n in x.shape if 1 < n <= 4096}
     others = [replace(subject.needs, labels=2, scores=False), replace(subject.needs, labels=None, scores=True)]
-    if any("score" in name for name in inspect.signature(function).parameters):
-        others.reverse()
+    with suppress(ValueError):  # a function of C has no signature
+        if any("score" in name for name in inspect.signature(function).parameters):
+            others.reverse()
     for needs in (subject.needs, *others):
         for dim in (subject.needs.dim, *sorted(sizes)):
             other = subject.refit(replace(needs, dim=dim))

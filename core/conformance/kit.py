@@ -113,7 +113,7 @@ def chosen(slow: bool = False, only: Iterable[str] | None = None, ranks: bool = 
     if isinstance(only, str):
         only = [only]
     names, wanted = [check.name for check in CHECKS], list(only)
-    for name in wanted:
+    for name in wanted or [""]:
         if name not in names:
             raise SpecError(f"there is no check {name!r}.{nearest(name, names)} Checks: {', '.join(names)}.")
     return [c for c in CHECKS if c.name in wanted]
@@ -160,9 +160,11 @@ def subject_of(
         target, options = partial(target, **(options or {})), None
     if not (inspect.isclass(target) or inspect.isroutine(target)):
         _refuse(options, "an instance has its options already", name)
-    subject = foreign(target, name, options, reference, says, temperatures, needs)
     try:
+        subject = foreign(target, name, options, reference, says, temperatures, needs)
         subject.make()
+    except SpecError:
+        raise
     except Exception as error:
         raise OptionError(
             f"{name} cannot be built from the options {options or {}}: {type(error).__name__}: {error}. Give what its "
@@ -223,6 +225,9 @@ def parametrize_with_checks(
         OptionError: a class or function cannot be built without options.
     """
     import pytest
+
+    if isinstance(targets, str):
+        targets = [targets]
 
     def runner(check: Check) -> Callable[[Subject], str]:
         @wraps(check.run)

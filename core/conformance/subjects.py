@@ -285,7 +285,10 @@ def needed(function: Any, given: Container[str] = ()) -> int:
     """Return the number of positional arguments without a default that are not given."""
     if isinstance(function, nn.Module):
         function = function.forward
-    parameters = inspect.signature(function).parameters.values()
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # a function of C does not say
+        return 2
     return sum(p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD and p.name not in given for p in parameters)
 
 
@@ -386,8 +389,9 @@ def read(text: str, **temperatures: float) -> Composite:
     terms = parse(text)
     entries = [registry.get(term.name) for term in terms]
     based = any(entry.kind == "objective" for entry in entries)
+    plain = objective(text)  # names what is wrong with a text
     if based and not temperatures:
-        return objective(text)
+        return plain
     built: list[Objective] = []
     weights: list[float] = []
     for term, entry in zip(terms, entries, strict=True):

@@ -370,7 +370,9 @@ def _values_on(terms: Mapping[str, tuple[float, Objective]], pairs: Pairs, batch
     matrices: dict[tuple[int, object], _Matrix] = {}
     uses: dict[str, _Use] = {}
     for name, (weight, term) in terms.items():
-        features = _features(pairs, batch) if term.on_features else ()
+        features: tuple[Tensor, ...] = ()
+        if term.on_features:  # (B, H) of each view of all ranks. Without others they are the embeddings
+            features = tuple([full_precision(each.flatten(0, -2)) for each in batch.features or pairs.batch_views()])
         prepared = _prepared(term, pairs)
         term.build_for(features[0] if features else pairs.anchors)
         note, asked = term.idle(prepared[0]), {}  # all ranks must agree on it
@@ -393,11 +395,6 @@ def _values_on(terms: Mapping[str, tuple[float, Objective]], pairs: Pairs, batch
         if m.has_similarities:
             m.positive, m.found = similarities(m.x, m.y, m.pairs, m.wanted, m.bound, m.embeddings)
     return {name: _value(use) for name, use in uses.items()}
-
-
-def _features(pairs: Pairs, batch: GlobalPairs) -> tuple[Tensor, ...]:
-    """Return the features (B, H) of each view of all ranks. Without others they are the embeddings."""
-    return tuple([full_precision(each.flatten(0, -2)) for each in batch.features or pairs.batch_views()])
 
 
 def _prepared(term: Objective, pairs: Pairs) -> tuple[Pairs, ...]:

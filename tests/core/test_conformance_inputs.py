@@ -249,7 +249,8 @@ def test_weights_that_are_ignored_are_found():
     (DINO, {"options": {"temprature": 1}}, "temprature"), (DINO, {"reference": "infonze"}, "infonce"),
     (DINO, {"only": ["gradchek"]}, "Did you mean 'gradcheck'"),
     (DINO, {"dim": 0}, "dim must be a whole number >= 1"), (DINO, {"labels": 2, "scores": True}, "not both"),
-    (DINO, {"temperatures": ["studnt"]}, "Did you mean 'student'"),
+    (DINO, {"temperatures": ["studnt"]}, "Did you mean 'student'"), (DINO, {"only": []}, "there is no check ''"),
+    (lambda z: z.sum(), {}, "cannot be built from the options"), ("alignment", {}, "'alignment' is a diagnostic"),
 ], ids=str)  # fmt: skip
 def test_mistakes_get_one_error(target, arguments, message):
     with pytest.raises(DipoleError, match=message):
