@@ -346,14 +346,14 @@ class Composite(nn.Module):
             regularizer.
 
     Raises:
-        OptionError: there is no term, or the number of weights differs from the number of terms.
+        OptionError: there is no term, one is no Objective, or the number of weights differs from that of terms.
         SpecError: no weights are given, and the class of a term is not registered.
     """
 
     def __init__(self, terms: Sequence[Objective], weights: Sequence[float] | None = None) -> None:
         super().__init__()
-        if not terms:
-            raise OptionError("Composite needs one term at least: Composite([InfoNCE()]), say.")
+        if not terms or not all(isinstance(each, Objective) for each in terms):
+            raise OptionError(f"Composite needs one term at least, each an Objective as [InfoNCE()], got {terms!r}.")
         if weights is not None and len(weights) != len(terms):
             raise OptionError(f"Composite needs a weight for each of {len(terms)} terms, got {len(weights)}.")
         self.terms = nn.ModuleList(terms)

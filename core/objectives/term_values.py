@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dipole import AnyStatistic, Pairs, PairsError
+from dipole.core.objectives.checks import shape_of
 from dipole.core.objectives.engine import similarities
 from dipole.core.objectives.similarity import full_precision, listed_similarities
 from dipole.core.utils.distributed import all_sum, log_mean_exp, world_size
@@ -431,6 +432,9 @@ def _value(use: _Use) -> TermValue:
     others = tuple([Rows(other, use.asked, weighs=weighs) for other in use.matrices[1:]])
     rows = Rows(matrix, use.asked, others, use.features, weighs)
     value = term.loss(matrix.x if matrix.positive is None else matrix.positive, rows)
+    if not isinstance(value, Tensor) or value.shape not in ((), (len(matrix.x),)):
+        wanted = f"one value for each anchor, ({len(matrix.x)},), or a scalar, ()"
+        raise PairsError(f"{term.registered_name()}: loss must return {wanted}, got {shape_of(value)}.")
     if value.ndim:
         if term.needs_negatives and matrix.pairs.facts.padded:
             # Some anchors may have no negative. Without padding, all have one or none has.

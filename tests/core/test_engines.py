@@ -253,8 +253,7 @@ def test_extremes_and_counts(layout, monkeypatch):
 def test_unbounded_similarities_use_a_running_maximum(monkeypatch):
     monkeypatch.setattr(tiles, "TILE", 16)
     x = 30 * torch.randn(40, 6, dtype=torch.double, generator=torch.Generator().manual_seed(0))
-    own = torch.arange(40).unsqueeze(1)
-    counts = torch.full((40,), 39)
+    own, counts = torch.arange(40).unsqueeze(1), torch.full((40,), 39)
     found = row_statistics(x, x, own, [LogSumExp(1.0)], counts=counts, symmetric=True)[LogSumExp(1.0)]
     s = (x @ x.T).fill_diagonal_(-math.inf)
     torch.testing.assert_close(found, s.logsumexp(1), rtol=1e-12, atol=0)

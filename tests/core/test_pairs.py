@@ -223,7 +223,9 @@ def test_sums_look_at_their_own_numbers_and_several_pairs_are_averaged():
     assert (term.W.device.type, term.W.shape) == ("meta", (3, 3))
 
 
-def test_an_outcome_says_where_its_loss_is():
+def test_an_outcome_says_where_its_loss_is_and_a_term_what_a_loss_must_be():
+    short = type("Short", (Objective,), {"loss": lambda self, positive, rows: positive[:3]})()
+    refused(PairsError, r"Short: loss must return one value .* \(8,\), .*, got \(3, 3\)", short, *torch.randn(2, 4, 3))
     outcome = dipole.objective("infonce")(*torch.randn(2, 4, 3))
     refused(AttributeError, r"no 'backward'.* objective\(z1, z2\)\.loss", getattr, outcome, "backward")
     torch.testing.assert_close(copy.deepcopy(outcome).loss, pickle.loads(pickle.dumps(outcome)).loss)

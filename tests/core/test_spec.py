@@ -101,7 +101,7 @@ def test_errors_point_at_the_culprit(text, word, under):
     (lambda: InfoNCE(temprature=1), "no option 'temprature'"),
     (lambda: InfoNCE(**{"self": 1}), "infonce has no option 'self'"),
     (lambda: Objective("foo"), r"similarity must be one of 'cosine', .*, None, got 'foo'"),
-    (lambda: Composite([]), "needs one term at least"),
+    (lambda: Composite([]), "needs one term at least"), (lambda: Composite(["dp"]), r"an Objective .*got \['dp'\]"),
     (lambda: Composite([InfoNCE()], [1.0, 2.0]), "a weight for each of 1 terms, got 2"),
     (lambda: dipole.objective("infonce", dim=0), "dim must be a whole number >= 1, got 0"),
     (lambda: dipole.objective("infonce", dim=2.5), "dim must be a whole number >= 1, got 2.5"),
