@@ -18,8 +18,8 @@ from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.class_blocks import BlockShape
 from dipole.core.train.config import Settings
 from dipole.core.train.inference import chosen_features
-from dipole.core.utils.drawing import check_drawing
 from dipole.core.utils.errors import ConfigError, DataError
+from dipole.core.utils.extras import check_drawing
 from dipole.core.utils.freezing import frozen, in_mode
 from dipole.core.utils.memory import check_fits
 from dipole.core.utils.seeding import Seeds

@@ -7,7 +7,7 @@ from pathlib import Path
 from dipole.core.record import RunRecord
 from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import train
-from dipole.core.utils.drawing import check_drawing, new_figure
+from dipole.core.utils.extras import check_drawing, new_figure
 from dipole.core.utils.text import counted, text_table
 
 OBJECTIVES = ("infonce", "infonce + 5*dp", "cacr", "infonce + 0.1*cllr")

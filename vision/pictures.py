@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dipole.core.utils.drawing import new_figure
+from dipole.core.utils.extras import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

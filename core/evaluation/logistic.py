@@ -177,10 +177,9 @@ class _Solver:
         return weights, met
 
     def minimise(self, masks: Tensor, c: float, start: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-        """Iterate until every problem has converged or the steps are used up.
+        """Return weights (K, P, D), and whether each problem converged within the steps (P,), on the processor.
 
-        `masks` (P, N) are the weights of the rows in each problem, and c is the inverse strength of the
-        regularisation. Returns weights (K, P, D), and whether each problem converged (P,), on the processor.
+        `masks` (P, N) are the weights of the rows in each problem. c is the inverse strength of the regularisation.
         """
         out, met = start.clone(), torch.zeros(len(masks), dtype=torch.bool)
         active = torch.arange(len(masks), device=masks.device)

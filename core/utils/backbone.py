@@ -123,10 +123,9 @@ class Backbone:
 
 
 def read_config(source: NetworkSource, takes: str) -> Any:
-    """Return the configuration of a network that takes "pixel_values" or "input_ids".
+    """Return the configuration of a network that takes "pixel_values" or "input_ids", of CLIP the part that does.
 
-    For a network that takes both (CLIP), return the part for this input. Raise ConfigError if it is missing, cannot be
-    reached, or the network takes another input.
+    Raise ConfigError if it is missing, cannot be reached, or the network takes another input.
     """
     from transformers import MODEL_MAPPING, AutoConfig
 

@@ -1,4 +1,4 @@
-"""Extras: the command that installs one, and imports that need it."""
+"""Extras: the command that installs one, imports that need it, and figures, which need no display."""
 
 import ast
 import json
@@ -11,10 +11,13 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from dipole.core.utils.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 WINDOWS = os.name == "nt"
 
@@ -95,3 +98,20 @@ def _origin(package: str) -> dict[str, Any]:
     except PackageNotFoundError:
         return {}
     return origin
+
+
+def check_drawing(extra: str = "vision") -> None:
+    """Raise ConfigError if matplotlib, which an extra installs, is missing. Call this before long work."""
+    with needing(extra, "drawing pictures"):
+        import matplotlib  # noqa: F401
+
+
+def new_figure(width: float, height: float, extra: str = "vision") -> "Figure":
+    """Return an empty figure. Width and height are in inches."""
+    check_drawing(extra)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure

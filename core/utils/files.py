@@ -102,8 +102,7 @@ def check_own(path: Path) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path for a new file or folder, and rename it to `path` at the end of the block.
 
-    An exception removes the temporary file and leaves `path` unchanged. Parent folders are made. The temporary name
-    keeps the suffix, which some writers need. Raises OSError.
+    An exception leaves `path` unchanged. Parent folders are made, and the suffix is kept, which some writers need.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with scratch(path) as temporary:

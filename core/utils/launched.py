@@ -66,9 +66,8 @@ class Launched:
 def launched(environment: Mapping[str, str] = os.environ) -> Launched:
     """Return the launch of this process.
 
-    The first source with more than one process counts: RANK and WORLD_SIZE with MASTER_ADDR (torchrun, accelerate,
-    Kubeflow), then a step of srun, then mpirun. Raise ConfigError if a variable is not a number, or they contradict
-    each other.
+    The first source with more than one process counts: torchrun, accelerate or Kubeflow (RANK and MASTER_ADDR), then
+    a step of srun, then mpirun. Raise ConfigError if a variable is no number, or they contradict each other.
     """
     sources = [_MPI]
     if _is_step(environment):

@@ -97,8 +97,8 @@ def own_forward(module: nn.Module) -> Forward:
 class RngAndBuffers:
     """A copy of the random generators and of a module's buffers, so that a forward pass can be repeated exactly.
 
-    Buffers are what a forward pass changes: running statistics of batch norm, vectors of spectral norm. A `with` block
-    begins from the copied state, and restores the state before it at its end. It may be entered again.
+    A forward pass changes buffers such as running statistics of batch norm. A `with` block begins from the copied state
+    and restores the state before it at its end.
     """
 
     def __init__(self, module: nn.Module, device: torch.device, before: RngAndBuffers | None = None) -> None:

@@ -40,8 +40,7 @@ def read_owner(text: str) -> dict[str, Any]:
 def is_gone(text: str) -> bool:
     """Return whether the process that `describe_self` described has certainly ended.
 
-    This host knows its own processes of this boot, and that all of earlier boots have ended. The answer is False for
-    other hosts and containers, and for a file that cannot be read.
+    All of earlier boots have. The answer is False for other hosts and containers, and for an unreadable file.
     """
     owner, here = read_owner(text), _here()
     pid = owner.get("pid")

@@ -32,10 +32,9 @@ def can_draw(stream: IO[str] | None) -> bool:
 
 
 def console(stderr: bool = False) -> Console:
-    """Return a rich console for stdout or stderr.
+    """Return a rich console. NO_COLOR switches off all styles, where rich alone would keep bold and italics.
 
-    NO_COLOR switches off all styles, where rich alone would keep bold and italics. Pipes never count as terminals, also
-    with FORCE_COLOR. Lines that go to a pipe or a file are not wrapped, unless COLUMNS is set.
+    Pipes never count as terminals, also with FORCE_COLOR. Their lines are not wrapped, unless COLUMNS is set.
     """
     from rich.console import Console
 

@@ -39,9 +39,8 @@ def folded(text: str, width: int) -> list[str]:
 def text_table(rows: Sequence[Sequence[str]], words: Collection[int] = (0,), width: int = 0) -> str:
     """Align the cells of a table: columns in `words` to the left (by default the first), the others to the right.
 
-    Control characters in cells are written as escapes. Left columns and names of columns are wrapped until the table
-    fits the width (0: of the screen). If numbers alone are too wide, the table is cut into blocks of columns below each
-    other, which repeat the first column.
+    Left columns and names of columns are wrapped until the table fits the width (0: screen). If numbers alone are too
+    wide, the table is cut into blocks of columns below each other, which repeat the first column.
     """
     rows = [[printable(cell, keep="") for cell in row] for row in rows]
     width = width or screen_width()

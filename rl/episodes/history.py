@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from dipole.core.evaluation.intervals import as_sample, bootstrap_interval, interquartile_mean
-from dipole.core.utils.drawing import new_figure
 from dipole.core.utils.errors import ConfigError, DataError
+from dipole.core.utils.extras import new_figure
 from dipole.core.utils.text import counted
 from dipole.rl.arguments import check_integers
 

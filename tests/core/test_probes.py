@@ -173,8 +173,7 @@ def test_frozen_restores_modes_and_notices_a_change():
     a, b = nn.Linear(2, 2), nn.Linear(2, 2)
     b.load_state_dict(a.state_dict())
     assert state_hash(a) == state_hash(b)
-    assert state_hash(a) != state_hash(b.double())
-    assert state_hash(a) != state_hash(nn.Sequential(a))
+    assert state_hash(a) not in (state_hash(b.double()), state_hash(nn.Sequential(a)))
 
 
 @pytest.mark.parametrize("solver", ["sgd", "adam"])

@@ -290,10 +290,8 @@ def cosine(left: np.ndarray, right: np.ndarray) -> float:
 
 
 def sts_result(systems: Mapping[str, Sequence[float]], golds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Correlations per data set and over all of them, in SentEval's keys.
-
-    Papers sum up one STS year in three ways: "mean" and "wmean" over the data sets (plain and weighted by their sizes,
-    as in SentEval), and "all" (one correlation of all pairs of all data sets, as in SimCSE).
+    """Correlations per data set and over all of them, in SentEval's keys: "mean" and "wmean" over the data sets (plain
+    and weighted by their sizes), and "all" of all pairs of all data sets, as in SimCSE.
     """
     from scipy.stats import pearsonr, spearmanr
 

@@ -115,11 +115,11 @@ def fit_all(
 ) -> list[Fitted]:
     """Train every model on rows (N, d) and labels (N,) as SentEval's `MLP.fit` does. All list equally many decays.
 
-    Models with equally many training rows are stepped together: SentEval seeds every fit with the same number, so they
-    share their initial weights and the order of their batches. Its rules (at 5d6dc11, tools/classifier.py): one loop is
-    `epoch_size` passes. The count of loops without improvement is never reset and training stops at the
-    (tenacity + 1)-th. The loss is the mean over the batch. The weight decay holds for the intercept, too. Without
-    early-stopping rows the first 5 % of one permutation are split off.
+    Models with equally many training rows are stepped together: as SentEval seeds every fit alike, they share initial
+    weights and batches. Its rules (at 5d6dc11, tools/classifier.py): one loop is `epoch_size` passes. Loops without
+    improvement are counted and never reset, the (tenacity + 1)-th ends the training. The loss is the mean over the
+    batch. The weight decay holds for the intercept. Without early-stopping rows the first 5 % of
+    one permutation are split off.
     """
     out: dict[int, Fitted] = {}
     for size in {len(fit.train) for fit in fits}:

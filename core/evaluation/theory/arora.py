@@ -268,7 +268,8 @@ def deviation(points: Latent) -> float:
         x = points.features[span]
         spread = torch.linalg.matrix_norm(x - x.mean(0), 2) / math.sqrt(len(x))
         parts.append(spread * torch.linalg.vector_norm(x, dim=1).mean())
-    return float((points.squared * torch.stack(parts)).sum())
+    nu = points.prior.square() / points.prior.square().sum()
+    return float((nu * torch.stack(parts)).sum())
 
 
 def radius(points: Latent) -> float:

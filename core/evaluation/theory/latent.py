@@ -88,11 +88,6 @@ class Latent:
         """Probability of each point under D_neg = E_{c ~ rho} D_c, (n,)."""
         return (self.prior / self.counts).repeat_interleave(self.counts)
 
-    @property
-    def squared(self) -> Tensor:
-        """nu(c) ~ rho(c)^2, (C,)."""
-        return self.prior.square() / self.prior.square().sum()
-
     def scaled(self, factor: float) -> Latent:
         """Return the same points with features times a factor."""
         return Latent(self.features * factor, self.counts, self.prior)

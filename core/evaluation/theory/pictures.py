@@ -10,8 +10,8 @@ import torch
 
 from dipole.core.evaluation.theory import arora
 from dipole.core.evaluation.theory.latent import Latent
-from dipole.core.utils.drawing import new_figure
 from dipole.core.utils.errors import ConfigError, OptionError
+from dipole.core.utils.extras import new_figure
 from dipole.core.utils.files import disk_refusing
 
 if TYPE_CHECKING:
@@ -41,10 +41,6 @@ def _save(figure: Figure, path: Path) -> None:
     metadata: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix, {})
     with disk_refusing(f"cannot write the picture {path}", ConfigError, "--picture"), mpl.rc_context(settings):
         figure.savefig(path, dpi=110, metadata=metadata)
-
-
-def _plain(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def mean_is_bad(r: float) -> Latent:
@@ -95,7 +91,7 @@ def draw_figure_1(path: Path) -> None:
         axes.set(xlabel="r", ylabel="hinge loss", ylim=(-0.3, 8))
         axes.legend(fontsize=7, frameon=False, loc="upper left")
         for each in (grid[0][column], grid[1][column]):
-            _plain(each)
+            each.spines[["top", "right"]].set_visible(False)
     _save(figure, path)
 
 
@@ -108,7 +104,7 @@ def draw_report(report: Report, path: Path, title: str = "") -> None:
     _margins(middle, report)
     _gradient(right, report)
     for axes in (left, middle, right):
-        _plain(axes)
+        axes.spines[["top", "right"]].set_visible(False)
     _save(figure, path)
 
 
