@@ -33,8 +33,7 @@ from dipole.text.pair_table import PairTable
 from dipole.text.pairs import PAIR_KINDS, PairKind, TextBatch, check_blocks
 from dipole.text.sentences import Sentences
 from dipole.text.senteval.encoders import task_names
-from dipole.text.senteval.scoring import numbers_of
-from dipole.text.senteval.tables import written_tables
+from dipole.text.senteval.scoring import numbers_of, written_tables
 from dipole.text.vocabulary import Tokens, load_tokens
 
 PROBED = 2000  # sentences of each split that probes and diagnostics look at

@@ -46,8 +46,7 @@ _REASONS = {
 class NetworkSource:
     """A network: a folder, a configuration file, or a name on the Hub.
 
-    `setting` is its name in a recipe. With weights=None pretrained weights are taken if there are any. `revision` is a
-    branch, tag or commit on the Hub.
+    `setting` is its name in a recipe. Without `weights`, pretrained ones are taken if there are any.
     """
 
     text: str
@@ -154,8 +153,7 @@ def read_config(source: NetworkSource, takes: str) -> Any:
 def load(source: NetworkSource, takes: str, edit: Callable[[Any], None] | None = None) -> Backbone:
     """Build a network in single precision, with its weights or with random ones. `edit` changes its configuration.
 
-    On the meta device only the configuration is read. Raise ConfigError as `read_config`, or if pretrained weights are
-    missing or a pickle.
+    On the meta device only the configuration is read. Raise ConfigError also if weights are missing or a pickle.
     """
     config = read_config(source, takes)
     if edit is not None:

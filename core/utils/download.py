@@ -66,10 +66,8 @@ def fetch(
 ) -> Path:
     """Fetch a file into a folder and return its path. An existing file is only checked.
 
-    An interrupted download is resumed if the server still has the same file. The file gets its name when it is complete
-    and checked. A second process calls `waits`, waits for the first and uses its file. Raise DataError if the server
-    cannot be reached or refuses, the disk cannot be written, or size or checksum differ from the published ones. Then
-    the file is renamed to *.wrong.
+    A second process calls `waits`, waits for the first and uses its file. Raise DataError if the server cannot be
+    reached or refuses, the disk cannot be written, or size or checksum differ. Then the file is renamed to *.wrong.
     """
     path = folder / file.path
     try:

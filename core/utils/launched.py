@@ -39,8 +39,7 @@ _answer: list[str | None] = []  # empty before the first call
 class Launched:
     """One process of a launch. The default is a single process.
 
-    `local_rank` and `local_size` are those on this machine, `address` and `port` those of the rendezvous. The launcher
-    hosts it if `hosted` (torchrun), or else rank 0.
+    `local_*` are of this machine, `address` and `port` of the rendezvous, which torchrun (`hosted`) or rank 0 hosts.
     """
 
     rank: int = 0

@@ -20,10 +20,9 @@ from torch import nn
 
 from dipole.core.cli.commands.theory import configure
 from dipole.core.evaluation.diagnostics import class_ratio, similarity_error
-from dipole.core.evaluation.theory import arora, cllr, expectation, lmcl, pictures
+from dipole.core.evaluation.theory import arora, cllr, latent, lmcl, pictures
 from dipole.core.evaluation.theory.arora import _draw_tasks, trained_loss
-from dipole.core.evaluation.theory.expectation import expected, margin_loss
-from dipole.core.evaluation.theory.latent import Latent, collision, full_collision, some_collision
+from dipole.core.evaluation.theory.latent import Latent, collision, expected, margin_loss, some_collision
 from dipole.core.evaluation.theory.report import choose, measure
 from dipole.core.evaluation.theory.theorems import THEOREMS, Choices, RunFacts
 from dipole.core.objectives.registry import registry
@@ -77,7 +76,7 @@ def test_the_unsupervised_loss_is_that_of_every_tuple(loss, k):
     assert found.different == pytest.approx(total["different"] / chances["different"], abs=1e-11)
     assert found.same == pytest.approx(total["same"] / chances["same"], abs=1e-11)
     assert some_collision(points.prior, k) == pytest.approx(chances["same"], abs=1e-12)
-    assert full_collision(points.prior, k) == pytest.approx(1 - chances["different"], abs=1e-12)
+    assert latent.full_collision(points.prior, k) == pytest.approx(1 - chances["different"], abs=1e-12)
     assert found.same >= 1 - 1e-12  # by Jensen, Sec. 4.2
     if k == 1:
         tau = collision(points.prior)
@@ -211,7 +210,7 @@ def test_drawn_tasks_come_as_often_as_their_classes_share():
 def test_many_negatives_of_few_classes(k):
     p, g = torch.tensor([0.7, 0.3], dtype=torch.float64), torch.tensor([[[0.2], [0.9]]], dtype=torch.float64)
     wanted = 0.7**k * 0.2 + 0.3**k * 0.9 + (1 - 0.7**k - 0.3**k) * 0.18
-    assert float(expectation.over_draws(p, g, k)) == pytest.approx(wanted, abs=1e-13)
+    assert float(latent.over_draws(p, g, k)) == pytest.approx(wanted, abs=1e-13)
     for loss in LOSSES:
         assert_hold(small(), loss, k=k)
 

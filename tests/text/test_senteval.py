@@ -14,8 +14,7 @@ from dipole.core.utils.errors import DataError
 from dipole.text import senteval
 from dipole.text.senteval import SIX_TASKS
 from dipole.text.senteval.engine import ASKED
-from dipole.text.senteval.scoring import relatedness_result, soft_targets
-from dipole.text.senteval.tables import six_task_table
+from dipole.text.senteval.scoring import relatedness_result, six_task_table, soft_targets
 from dipole.text.senteval.tasks import STS, load_task
 from tests.runs import refused
 

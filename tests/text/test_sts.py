@@ -13,8 +13,7 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, BertTo
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.text import senteval
 from dipole.text.senteval.encoders import as_encode
-from dipole.text.senteval.scoring import cosine, numbers_of, sts_result
-from dipole.text.senteval.tables import sts_table, written_tables
+from dipole.text.senteval.scoring import cosine, numbers_of, sts_result, sts_table, written_tables
 from dipole.text.senteval.tasks import STS
 from tests.runs import refused
 from tests.text.made import text_adapter, write_rows

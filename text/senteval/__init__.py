@@ -9,10 +9,10 @@ or "senteval-sklearn". Without it, `protocol` decides. The default is "fast".
 """
 
 from dipole.text.senteval import engine
-from dipole.text.senteval.engine import SE, SIX_TASKS, Params, evaluate, for_genuine
+from dipole.text.senteval.engine import SE, Params, evaluate, for_genuine
 from dipole.text.senteval.protocols import PROTOCOLS
 from dipole.text.senteval.scoring import Result, describe
-from dipole.text.senteval.tasks import load_task
+from dipole.text.senteval.tasks import SIX_TASKS, load_task
 
 __all__ = [
     "PROTOCOLS",

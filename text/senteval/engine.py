@@ -21,8 +21,6 @@ from dipole.text.senteval.scoring import Result, score
 from dipole.text.senteval.tasks import READERS, Sentence, Task, load_task
 from dipole.text.senteval.torch_classifier import Classifier, check_whole
 
-SIX_TASKS = ("MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC")
-
 # Known entries of `params`. Scripts can add others, unless they look like a misspelt one of these.
 KNOWN = (
     "task_path", "usepytorch", "kfold", "seed", "batch_size", "nhid", "classifier", "similarity",

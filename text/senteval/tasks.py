@@ -13,6 +13,7 @@ from dipole.core.utils.errors import DataError, OptionError, nearest
 from dipole.core.utils.text import counted, warn
 
 Sentence = list[str]
+SIX_TASKS = ("MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC")
 
 
 @dataclass(frozen=True)

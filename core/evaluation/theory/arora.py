@@ -14,19 +14,22 @@ import torch
 from torch import Tensor
 
 from dipole.core.evaluation.arrays import in_range
-from dipole.core.evaluation.theory.expectation import (
+from dipole.core.evaluation.theory.latent import (
+    Latent,
     Loss,
     Negatives,
+    collision,
     elementary,
     expected,
+    full_collision,
     integrate,
     margin_loss,
     no_margin,
     over_draws,
     quadrature,
+    some_collision,
     transform,
 )
-from dipole.core.evaluation.theory.latent import Latent, collision, full_collision, some_collision
 from dipole.core.objectives.registry import register
 from dipole.core.utils.errors import OptionError
 
