@@ -113,7 +113,9 @@ class Chart:
             drawn["params"] = [CHOICE]
         # Altair would copy the rows several times.
         about = {"description": self.description, "padding": self.padding}
-        return _printable({**about, "datasets": {"rows": self.rows, **self.datasets}, **drawn})
+        spec = {**about, "datasets": {"rows": self.rows, **self.datasets}, **drawn}
+        text = json.dumps(spec, ensure_ascii=False)
+        return spec if text.isprintable() and "\\" not in text else _printable(spec)
 
     @property
     def padding(self) -> dict[str, int]:
