@@ -14,12 +14,13 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from dipole import DipoleError, Pairs
 from dipole.core.conformance import checks
 from dipole.core.conformance.checks import Failed, Skipped, check
 from dipole.core.conformance.layouts import Layout, Leaves
 from dipole.core.conformance.subjects import LossAndGradients, Subject, parameters_of
 from dipole.core.objectives import similarity, tiles
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.utils.errors import DipoleError
 
 _OF_CHANGE = (
     "reference", "gradcheck", "low temperature", "float16", "bfloat16", "permutation", "state", "tiled", "compile",

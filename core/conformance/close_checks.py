@@ -10,7 +10,6 @@ from itertools import combinations, product
 import torch
 from torch import Tensor
 
-from dipole import DipoleError, Pairs
 from dipole.core.conformance import checks
 from dipole.core.conformance.accuracy_checks import slope_along
 from dipole.core.conformance.call_checks import ignores_order, ignores_this_order
@@ -18,6 +17,8 @@ from dipole.core.conformance.checks import Failed, check
 from dipole.core.conformance.layouts import WIDTH, Layout, Leaves, long_queue
 from dipole.core.conformance.modes import OperationCounter, Stops
 from dipole.core.conformance.subjects import LossAndGradients, Subject
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.utils.errors import DipoleError
 
 NOISE = 0.05
 # No round numbers, where margins bend.

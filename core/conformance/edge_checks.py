@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from dipole import DipoleError, Pairs
 from dipole.core.conformance import checks
 from dipole.core.conformance.checks import Failed, Skipped, check
 from dipole.core.conformance.layouts import Layout, Leaves, long_queue
 from dipole.core.conformance.modes import Accelerator, Elsewhere, OperationCounter, WrongDeviceError, cubic_share
 from dipole.core.conformance.ranks import Case, on_two_ranks
 from dipole.core.conformance.subjects import LossAndGradients, Subject
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.utils.errors import DipoleError
 from dipole.core.utils.text import counted
 
 SIZES = (8, 16, 32, 64, 128)

@@ -141,7 +141,7 @@ def distance_polarization(case: Case, *, delta_pos: float, delta_neg: float, red
 def singular_values(columns: Sequence[Vector]) -> Vector:
     """Singular values, the roots of the eigenvalues of the products of columns."""
     table = torch.stack(list(columns))
-    roots: Vector = torch.linalg.eigvalsh(table @ table.T).sqrt()
+    roots: Vector = torch.linalg.eigvalsh(table @ table.T).clamp_min(0).sqrt()
     return roots
 
 

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
-from dipole import Composite, OptionError, PairsError
 from dipole.core.objectives.checks import check_tensor
+from dipole.core.objectives.objective import Composite
 from dipole.core.objectives.objective import objective as build_objective
 from dipole.core.objectives.spec import check_whole
 from dipole.core.objectives.term_values import Outcome
+from dipole.core.utils.errors import OptionError, PairsError
 from dipole.core.utils.microbatch import microbatched, patched_forward
 
 

@@ -18,11 +18,21 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from dipole import AnyStatistic, EngineError, Extreme, LogSumExp, Pairs
 from dipole.core.objectives.indices import mask_of
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.similarity import fits, listed_similarities
-from dipole.core.objectives.statistics import LOWEST, SMALLEST_EXPONENT, as_tuple, finished, needs_maximum
+from dipole.core.objectives.statistics import (
+    LOWEST,
+    SMALLEST_EXPONENT,
+    AnyStatistic,
+    Extreme,
+    LogSumExp,
+    as_tuple,
+    finished,
+    needs_maximum,
+)
 from dipole.core.objectives.tiles import MatrixPass, tiled
+from dipole.core.utils.errors import EngineError
 
 VARIABLE = "DIPOLE_ENGINE"
 INTERPRET = "TRITON_INTERPRET"

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dipole import PairsError
 from dipole.core.objectives.checks import by_anchor, by_instance, check_tensor, reads_at_once, shape_of
 from dipole.core.objectives.encoded_batch import EncodedBatch, Relation
 from dipole.core.objectives.indices import absolute, relative
@@ -20,6 +19,7 @@ from dipole.core.objectives.pair_data import NO_VIEW
 from dipole.core.objectives.pairs import OF_ANCHORS, OF_CANDIDATES, Pairs
 from dipole.core.objectives.term_values import GlobalPairs
 from dipole.core.utils.distributed import all_numbers, gather_rows, rank, world_size
+from dipole.core.utils.errors import PairsError
 
 Input = EncodedBatch | Pairs | Sequence[Pairs]
 SHARED = ("queue", "queue_labels")

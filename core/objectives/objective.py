@@ -5,15 +5,16 @@ from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
 
-from dipole import AnyStatistic, OptionError, Pairs, PairsError, SpecError
 from dipole.core.objectives import spec, term_values
 from dipole.core.objectives.gather import Input, all_gather_pairs
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import entry_of, registry, timed
 from dipole.core.objectives.similarity import Similarity, full_precision, normalize
+from dipole.core.objectives.statistics import AnyStatistic
 from dipole.core.objectives.term_values import Outcome, Rows, TermValue
 from dipole.core.utils.distributed import world_size
+from dipole.core.utils.errors import OptionError, PairsError, SpecError
 from dipole.core.utils.memory import check_fits
 from dipole.core.utils.text import counted
 from dipole.core.utils.uncompiled import uncompiled
@@ -84,7 +85,7 @@ class Objective(nn.Module):
             raise OptionError(f"{self.registered_name()}: similarity {said}", "similarity")
         self.similarity = similarity
         if similarity == "bilinear":
-            self.W = UninitializedParameter()
+            self.W = nn.UninitializedParameter()
 
     @classmethod
     def registered_name(cls) -> str:
@@ -231,7 +232,7 @@ class Objective(nn.Module):
             OptionError: the parameter would not fit into memory.
         """
         parameter = getattr(self, name)
-        if isinstance(parameter, UninitializedParameter):
+        if isinstance(parameter, nn.UninitializedParameter):
             check_fits(f"{self.registered_name()}: {name}", shape, parameter)
             parameter.materialize(shape)
             with torch.no_grad():
@@ -274,7 +275,7 @@ class Objective(nn.Module):
             PairsError: the parameters have another width.
         """
         held = self._parameters or self._modules  # most terms have none, and iterating over parameters is slow
-        lazy = bool(held) and any(isinstance(each, UninitializedParameter) for each in self.parameters())
+        lazy = bool(held) and any(isinstance(each, nn.UninitializedParameter) for each in self.parameters())
         self.build(embeddings.shape[1])
         if lazy:
             self.to(embeddings.device)
@@ -309,14 +310,14 @@ class Objective(nn.Module):
     # A lazy parameter without a shape is not saved, and takes the shape of what it loads.
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        lazy = {name: p for name, p in self._parameters.items() if isinstance(p, UninitializedParameter)}
+        lazy = {name: p for name, p in self._parameters.items() if isinstance(p, nn.UninitializedParameter)}
         self._parameters.update(dict.fromkeys(lazy))
         super()._save_to_state_dict(destination, prefix, keep_vars)
         self._parameters.update(lazy)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         for name, parameter in self._parameters.items():
-            if isinstance(parameter, UninitializedParameter) and prefix + name in state_dict:
+            if isinstance(parameter, nn.UninitializedParameter) and prefix + name in state_dict:
                 parameter.materialize(state_dict[prefix + name].shape)
         super()._load_from_state_dict(state_dict, prefix, *args)
 

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dipole import AnyStatistic, Pairs, PairsError
 from dipole.core.objectives.checks import shape_of
 from dipole.core.objectives.engine import similarities
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.similarity import full_precision, listed_similarities
+from dipole.core.objectives.statistics import AnyStatistic
 from dipole.core.utils.distributed import all_sum, log_mean_exp, world_size
+from dipole.core.utils.errors import PairsError
 from dipole.core.utils.text import counted
 
 Objective = Any  # the class imports this module

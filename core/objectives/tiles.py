@@ -14,17 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dipole import AnyStatistic, EngineError, Extreme, LogSumExp, Statistic
 from dipole.core.objectives.indices import mask_of
 from dipole.core.objectives.statistics import (
     LOWEST,
     SECOND_DERIVATIVES,
     SMALLEST_EXPONENT,
+    AnyStatistic,
+    Extreme,
+    LogSumExp,
+    Statistic,
     as_tuple,
     finished,
     needs_maximum,
     part_count,
 )
+from dipole.core.utils.errors import EngineError
 
 TILE = 512
 CACHE_BYTES = 32 << 20

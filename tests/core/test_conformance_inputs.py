@@ -251,7 +251,7 @@ def test_weights_that_are_ignored_are_found():
     (DINO, {"dim": 0}, "dim must be a whole number >= 1"), (DINO, {"labels": 2, "scores": True}, "not both"),
     (DINO, {"temperatures": ["studnt"]}, "Did you mean 'student'"), (DINO, {"only": []}, "there is no check ''"),
     (lambda z: z.sum(), {}, "cannot be built from the options"), ("alignment", {}, "'alignment' is a diagnostic"),
-], ids=str)  # fmt: skip
+], ids=lambda value: getattr(value, "__name__", str(value)))  # fmt: skip
 def test_mistakes_get_one_error(target, arguments, message):
     with pytest.raises(DipoleError, match=message):
         check_objective(target, **{"only": ["call"]} | arguments)

@@ -11,12 +11,12 @@ import triton
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dipole import EngineError
 from dipole.core.objectives.indices import mask_of
 from dipole.core.objectives.kernels import template
 from dipole.core.objectives.kernels.functions import functions_of
 from dipole.core.objectives.statistics import SECOND_DERIVATIVES, AnyStatistic, Statistic, part_count
 from dipole.core.objectives.tiles import MatrixPass
+from dipole.core.utils.errors import EngineError
 
 HALF = (torch.bfloat16, torch.float16)
 # Lists of up to this many excluded columns are compared entry by entry.

@@ -5,8 +5,11 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from dipole import AnyStatistic, LogSumExp, Objective, Pairs, Range, Rows, register
-from dipole.core.objectives.spec import Former
+from dipole.core.objectives.objective import Objective, Rows
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.registry import register
+from dipole.core.objectives.spec import Former, Range
+from dipole.core.objectives.statistics import AnyStatistic, LogSumExp
 from dipole.core.utils.distributed import log_mean_exp
 
 

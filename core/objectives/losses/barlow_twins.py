@@ -5,7 +5,10 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from dipole import Objective, Range, Rows, full_precision, register
+from dipole.core.objectives.objective import Objective, Rows
+from dipole.core.objectives.registry import register
+from dipole.core.objectives.similarity import full_precision
+from dipole.core.objectives.spec import Range
 from dipole.core.utils.distributed import all_sum
 
 EPSILON = 1e-5  # added to the variance, as in the batch norm of the authors' code

@@ -11,10 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from dipole import AnyStatistic, Extreme, LogSumExp, Objective, Pairs, PairsError, Range, Rows, full_precision, register
 from dipole.core.objectives.checks import check_numbers, reads_at_once
 from dipole.core.objectives.indices import is_listed
+from dipole.core.objectives.objective import Objective, Rows
 from dipole.core.objectives.pair_data import NO_VIEW, PairLayout
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.registry import register
+from dipole.core.objectives.similarity import full_precision
+from dipole.core.objectives.spec import Range
+from dipole.core.objectives.statistics import AnyStatistic, Extreme, LogSumExp
+from dipole.core.utils.errors import PairsError
 
 
 @register(

@@ -5,9 +5,14 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from dipole import AnyStatistic, LogSumExp, Objective, Pairs, PairsError, Range, Rows, SoftmaxMean, Sum, register
+from dipole.core.objectives.objective import Objective, Rows
 from dipole.core.objectives.pair_data import other_views, views_of
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.registry import register
 from dipole.core.objectives.similarity import listed_similarities
+from dipole.core.objectives.spec import Range
+from dipole.core.objectives.statistics import AnyStatistic, LogSumExp, SoftmaxMean, Sum
+from dipole.core.utils.errors import PairsError
 
 Weights = Literal["contrastive", "uniform", "reversed"]
 _SIGN: dict[str, float] = {"contrastive": 1.0, "uniform": 0.0, "reversed": -1.0}

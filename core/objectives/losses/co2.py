@@ -5,9 +5,11 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from dipole import AnyStatistic, Range, Rows, register
 from dipole.core.objectives.losses.infonce import Init, SimilarityOption, Temperature, Tempered, one_against_many
-from dipole.core.objectives.statistics import log_sum_exp
+from dipole.core.objectives.objective import Rows
+from dipole.core.objectives.registry import register
+from dipole.core.objectives.spec import Range
+from dipole.core.objectives.statistics import AnyStatistic, log_sum_exp
 
 
 def symmetric_kl(p_logits: Tensor, q_logits: Tensor, allowed: Tensor) -> Tensor:

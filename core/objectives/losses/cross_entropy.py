@@ -7,10 +7,14 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from dipole import Pairs, PairsError, Range, full_precision, register
 from dipole.core.objectives.checks import check_numbers
 from dipole.core.objectives.losses.infonce import InfoNCE
 from dipole.core.objectives.pair_data import NO_VIEW, PairLayout
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.registry import register
+from dipole.core.objectives.similarity import full_precision
+from dipole.core.objectives.spec import Range
+from dipole.core.utils.errors import PairsError
 
 
 @register(

@@ -6,9 +6,11 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from dipole import AnyStatistic, Extreme, Range, Rows, register
 from dipole.core.objectives.losses.infonce import Init, SimilarityOption, Temperature, Tempered, one_against_many
-from dipole.core.objectives.statistics import log_sum_exp
+from dipole.core.objectives.objective import Rows
+from dipole.core.objectives.registry import register
+from dipole.core.objectives.spec import Range
+from dipole.core.objectives.statistics import AnyStatistic, Extreme, log_sum_exp
 
 Prior = Annotated[float, Range(at_least=0, below=1), "class prior: chance that a negative shares the anchor's class"]
 

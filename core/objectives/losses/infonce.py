@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from dipole import AnyStatistic, Objective, OptionError, Range, Rows, register
+from dipole.core.objectives.objective import Objective, Rows
+from dipole.core.objectives.registry import register
 from dipole.core.objectives.similarity import Similarity
-from dipole.core.objectives.spec import LATER
-from dipole.core.objectives.statistics import log_sum_exp
+from dipole.core.objectives.spec import LATER, Range
+from dipole.core.objectives.statistics import AnyStatistic, log_sum_exp
+from dipole.core.utils.errors import OptionError
 
 LARGEST_SCALE = 100.0  # the upper limit of CLIP's scale 1/tau. It is a temperature of 0.01
 

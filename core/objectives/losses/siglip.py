@@ -6,9 +6,11 @@ from typing import Annotated, ClassVar, Literal
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from dipole import AnyStatistic, Range, Rows, register
 from dipole.core.objectives.losses.infonce import Init, SimilarityOption, Temperature, Tempered, learnable, undecayed
-from dipole.core.objectives.statistics import softplus_sum
+from dipole.core.objectives.objective import Rows
+from dipole.core.objectives.registry import register
+from dipole.core.objectives.spec import Range
+from dipole.core.objectives.statistics import AnyStatistic, softplus_sum
 
 
 @register(

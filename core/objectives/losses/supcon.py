@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from dipole import AnyStatistic, Pairs, PairsError, Rows, register
 from dipole.core.objectives.checks import reads_at_once
 from dipole.core.objectives.indices import is_listed, same_label
 from dipole.core.objectives.losses.infonce import (
@@ -18,8 +17,12 @@ from dipole.core.objectives.losses.infonce import (
     log_sum_of_positives,
     one_against_many,
 )
-from dipole.core.objectives.statistics import log_sum_exp
+from dipole.core.objectives.objective import Rows
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.registry import register
+from dipole.core.objectives.statistics import AnyStatistic, log_sum_exp
 from dipole.core.objectives.term_values import NO_NEGATIVES
+from dipole.core.utils.errors import PairsError
 from dipole.core.utils.text import counted
 
 

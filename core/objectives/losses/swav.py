@@ -6,10 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from dipole import Objective, Range, Rows, full_precision, register
+from dipole.core.objectives.objective import Objective, Rows
 from dipole.core.objectives.pair_data import NO_VIEW, Runs
-from dipole.core.objectives.similarity import normalize
-from dipole.core.objectives.spec import Former
+from dipole.core.objectives.registry import register
+from dipole.core.objectives.similarity import full_precision, normalize
+from dipole.core.objectives.spec import Former, Range
 
 
 @torch.no_grad()

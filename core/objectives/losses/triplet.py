@@ -5,7 +5,10 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from dipole import AnyStatistic, Extreme, Objective, Range, Rows, Sum, register
+from dipole.core.objectives.objective import Objective, Rows
+from dipole.core.objectives.registry import register
+from dipole.core.objectives.spec import Range
+from dipole.core.objectives.statistics import AnyStatistic, Extreme, Sum
 
 
 @register(

@@ -5,9 +5,12 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from dipole import Objective, Pairs, Range, Rows, full_precision, register
+from dipole.core.objectives.objective import Objective, Rows
 from dipole.core.objectives.pair_data import NO_VIEW
-from dipole.core.objectives.spec import Former
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.registry import register
+from dipole.core.objectives.similarity import full_precision
+from dipole.core.objectives.spec import Former, Range
 
 Weight = Range(at_least=0)
 

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from dipole import Objective, OptionError, Range, Rows, full_precision, register
-from dipole.core.objectives.similarity import normalize
-from dipole.core.objectives.spec import LATER
+from dipole.core.objectives.objective import Objective, Rows
+from dipole.core.objectives.registry import register
+from dipole.core.objectives.similarity import full_precision, normalize
+from dipole.core.objectives.spec import LATER, Range
 from dipole.core.objectives.spectrum import converged, distance_from_identity, effective_rank, singular_values
+from dipole.core.utils.errors import OptionError
 
 OF_ONE_FORM = dict.fromkeys(("norm", "alpha", "solver", "features", "tolerance"), "printed") | {"rank": "released"}
 """Options that only one form has."""

@@ -4,8 +4,12 @@ from typing import Annotated, Literal
 
 from torch import Tensor
 
-from dipole import AnyStatistic, Between, Objective, OptionError, Range, Rows, register
+from dipole.core.objectives.objective import Objective, Rows
+from dipole.core.objectives.registry import register
+from dipole.core.objectives.spec import Range
+from dipole.core.objectives.statistics import AnyStatistic, Between
 from dipole.core.objectives.term_values import or_one
+from dipole.core.utils.errors import OptionError
 
 Distance = Annotated[float, Range(at_least=0, at_most=1), "normalised distance D = (1 - cos) / 2"]
 
