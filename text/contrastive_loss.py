@@ -307,7 +307,7 @@ class CachedContrastiveLoss(ContrastiveLoss):
         >>> columns = [model.preprocess(texts) for texts in (["a cat", "a dog"], ["the cat sleeps", "the dog barks"])]
         >>> loss(columns, labels=None).backward()
 
-    Sentences are embedded without activations, and again, some at a time, when their gradient is known (Gao et al.
+    Sentences are embedded without a graph, and again, some at a time, when their gradient is known (Gao et al.
     2021, Sec. 3.2). Without dropout the value and every gradient equal those of ContrastiveLoss. With dropout each
     mini-batch draws its own masks, as in CachedMultipleNegativesRankingLoss.
 

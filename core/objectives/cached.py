@@ -106,9 +106,9 @@ def cached(
         >>> loss.backward()
 
     Without dropout the gradient equals that of `objective(encoder(view1), encoder(view2))`. With dropout each
-    microbatch draws its own masks, the same in both passes. The first pass computes embeddings and keeps no
-    activations. The loss gives their gradient, and the encoder runs again on each microbatch (Gao et al. 2021, Sec.
-    3.2). Buffers are updated once. Batch norm takes its statistics from a microbatch.
+    microbatch draws its own masks, the same in both passes. The first pass computes embeddings without a graph. The
+    loss gives their gradient, and the encoder runs again on each microbatch (Gao et al. 2021, Sec. 3.2). Buffers are
+    updated once. Batch norm takes its statistics from a microbatch. Second derivatives raise an error.
 
     Args:
         encoder: takes a view, a tensor (B, ...) or a mapping, list or tuple of such, and returns embeddings (B, d).

@@ -2,17 +2,18 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial, reduce
 from itertools import chain, pairwise
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from dipole.core.train.config import GRAPHED, CompileMode, TrainConfig
 from dipole.core.utils.errors import ConfigError
-from dipole.core.utils.microbatch import RngAndBuffers, microbatched, own_forward, patched_forward, recomputed
+from dipole.core.utils.microbatch import RngAndBuffers, microbatched, own_forward, patched_forward
 
 Forward = Callable[..., Any]
 
@@ -143,7 +144,15 @@ def _checkpoint(module: nn.Module, forward: Forward, maybe_compile: Callable[[Fo
     def run(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return compiled(*args, **kwargs)
-        return recomputed(compiled, RngAndBuffers(module, device), *args, **kwargs)
+        began = RngAndBuffers(module, device)
+        return checkpoint(
+            compiled,
+            *args,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=lambda: (nullcontext(), began),
+            **kwargs,
+        )
 
     return run
 

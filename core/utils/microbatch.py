@@ -2,25 +2,31 @@
 
     dL/dtheta = sum_chunks (d encoder(x_chunk) / dtheta)^T dL/dz_chunk      (Eqs. 6 and 7)
 
-Each chunk is a checkpoint of PyTorch: the forward pass keeps no activations, and the backward pass, which begins with
-the gradients of all embeddings, computes one chunk after the other again. Both passes draw the same random numbers. It
-is one graph, so hooks, gradient clipping and DistributedDataParallel see the gradient of each parameter once.
+The first pass embeds all chunks without a graph. The loss gives the gradient of the embeddings. The backward pass then
+runs the encoder again on each chunk and carries that gradient to the parameters. Both passes draw the same random
+numbers. All of this is one node of the autograd graph, so hooks, gradient clipping and DistributedDataParallel see the
+gradient of each parameter once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.function import once_differentiable
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from dipole.core.utils.errors import PairsError
 
 Forward = Callable[..., Any]
+
+CHECKPOINT = "_gradient_checkpointing_func"
+"""Where layers of transformers hold the function that checkpoints them."""
 
 
 def microbatched(module: nn.Module, size: int, run: Forward | None = None) -> Forward:
@@ -40,27 +46,12 @@ def microbatched(module: nn.Module, size: int, run: Forward | None = None) -> Fo
         rows = _count_rows(module, leaves)
         if rows <= size:
             return undivided(*args, **kwargs)
-        tensors = [each for each in [*module.parameters(), *leaves] if isinstance(each, Tensor)]
-        device = tensors[0].device if tensors else torch.device("cpu")
-        sizes = [min(size, rows - start) for start in range(0, rows, size)]
-        split = [each.split(size) if _has_rows(each) else [each] * len(sizes) for each in leaves]
-        began: RngAndBuffers | None = None
-        chunks, tree = [], spec
-        for count, *part in zip(sizes, *split, strict=True):
-            args, kwargs = tree_unflatten(part, spec)
-            began = RngAndBuffers(module, device, began)
-            try:
-                outputs, tree = tree_flatten(recomputed(undivided, began, *args, **kwargs))
-            except ValueError as error:
-                if count > 1 or "more than 1 value per channel" not in str(error):
-                    raise
-                raise PairsError(
-                    f"{type(module).__name__} has batch norm, which cannot train on one row, and {rows} rows in "
-                    f"microbatches of {size} leave one. Take another size."
-                ) from error
-            _check_outputs(module, outputs, count)
-            chunks.append(outputs)
-        return tree_unflatten([torch.cat(parts) for parts in zip(*chunks, strict=True)], tree)
+        passes = _Passes(module, undivided, leaves, spec, rows, size)
+        if torch.is_grad_enabled() and passes.leaves:
+            outputs = _Microbatched.apply(passes, *passes.leaves)  # type: ignore[no-untyped-call]
+        else:
+            outputs = passes.embed()
+        return tree_unflatten(outputs, passes.spec)
 
     return forward
 
@@ -97,22 +88,17 @@ def own_forward(module: nn.Module) -> Forward:
 class RngAndBuffers:
     """A copy of the random generators and of a module's buffers, so that a forward pass can be repeated exactly.
 
-    A forward pass changes buffers such as running statistics of batch norm. A `with` block begins from the copied state
-    and restores the state before it at its end.
+    Buffers are what a forward pass changes: running statistics of batch norm, vectors of spectral norm. A `with` block
+    begins from the copied state, and restores the state before it at its end. It may be entered again.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device, before: RngAndBuffers | None = None) -> None:
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
         self._module, self._device = module, device
         self._cpu_rng = torch.get_rng_state()
         self._device_rng: Tensor | None = None
         if device.type not in ("cpu", "meta"):
             self._device_rng = torch.get_device_module(device).get_rng_state(*self._place)
-        # A buffer that has not changed since `before` is not copied again.
-        known = {} if before is None else {(id(buffer), version): copy for buffer, version, copy in before._buffers}
-        self._buffers: list[tuple[Tensor, int, Tensor]] = []
-        for buffer in module.buffers():
-            copy = known.get((id(buffer), buffer._version))
-            self._buffers.append((buffer, buffer._version, buffer.clone() if copy is None else copy))
+        self._buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
         self._outer: list[RngAndBuffers] = []
 
     @property
@@ -124,7 +110,7 @@ class RngAndBuffers:
         torch.set_rng_state(self._cpu_rng)
         if self._device_rng is not None:
             torch.get_device_module(self._device).set_rng_state(self._device_rng, *self._place)
-        for buffer, _, copy in self._buffers:
+        for buffer, copy in self._buffers:
             buffer.data.copy_(copy)
 
     def __enter__(self) -> None:
@@ -135,26 +121,138 @@ class RngAndBuffers:
         self._outer.pop().restore()
 
 
-def recomputed(run: Forward, began: RngAndBuffers, *args: Any, **kwargs: Any) -> Any:
-    """Compute without keeping activations. The backward pass computes it again from the state in which it `began`."""
-    if not torch.is_grad_enabled():
-        return run(*args, **kwargs)
-    again: dict[str, Any] = {
-        "use_reentrant": False,
-        "preserve_rng_state": False,
-        "context_fn": lambda: (nullcontext(), began),
-    }
-    return checkpoint(run, *args, **again, **kwargs)
+@contextmanager
+def _plain_checkpoints(module: nn.Module) -> Iterator[None]:
+    """Let transformers checkpoint activations without re-entering autograd, which `torch.autograd.grad` refuses.
+
+    Values and gradients are the same.
+    """
+    changed = []
+    for part in module.modules():
+        function = part.__dict__.get(CHECKPOINT)
+        if isinstance(function, partial) and function.keywords.get("use_reentrant"):
+            changed.append((part, function))
+            setattr(part, CHECKPOINT, partial(function, use_reentrant=False))
+    try:
+        yield
+    finally:
+        for part, function in changed:
+            setattr(part, CHECKPOINT, function)
 
 
-def _check_outputs(module: nn.Module, outputs: list[Any], rows: int) -> None:
-    wrong = [each for each in outputs if not isinstance(each, Tensor) or not each.ndim or len(each) != rows]
-    if wrong or not outputs:
-        shown = [f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__ for x in wrong]
-        raise PairsError(
-            f"{type(module).__name__} was given {rows} rows and must return tensors with a row for each; got "
-            f"{', '.join(shown) or 'nothing'}. Wrap it in a module that returns only the embeddings."
-        )
+class _Passes:
+    """Both passes of one call."""
+
+    def __init__(
+        self, module: nn.Module, run: Forward, inputs: list[Any], tree: TreeSpec, rows: int, size: int
+    ) -> None:
+        self._module, self._run, self._inputs, self._tree, self._size = module, run, inputs, tree, size
+        self._cuts = list(pairwise([*range(0, rows, size), rows]))
+        tensors = [each for each in inputs if isinstance(each, Tensor)]
+        # Places of the inputs that need a gradient.
+        self._wanted = [n for n, each in enumerate(inputs) if isinstance(each, Tensor) and each.requires_grad]
+        self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self.leaves = [*self._parameters, *(each for each in tensors if each.requires_grad)]
+        device = next((each.device for each in [*module.parameters(), *tensors]), torch.device("cpu"))
+        kinds = {kind for kind in ("cpu", device.type) if torch.amp.is_autocast_available(kind)}
+        self._autocast = [(k, torch.get_autocast_dtype(k), torch.is_autocast_enabled(k)) for k in sorted(kinds)]
+        self._start = RngAndBuffers(module, device)
+        self.spec: Any = None  # of the outputs
+
+    def embed(self) -> tuple[Tensor, ...]:
+        """Return all rows of every output, without a graph."""
+        chunks = []
+        with torch.no_grad(), self._casting(), _plain_checkpoints(self._module):
+            for number, part in enumerate(self._chunks()):
+                chunks.append(self._call(number, part))
+        return tuple(map(torch.cat, zip(*chunks, strict=True)))
+
+    @contextmanager
+    def _casting(self) -> Iterator[None]:
+        """Apply the autocast settings of the call. A cached cast without a graph would cut the second gradient."""
+        with ExitStack() as stack:
+            for kind, dtype, enabled in self._autocast:
+                if enabled or torch.is_autocast_enabled(kind):
+                    stack.enter_context(torch.autocast(kind, dtype, enabled, cache_enabled=False))
+            yield
+
+    def gradients(self, output_grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return the gradients of `leaves`, given those of the outputs."""
+        of_parameters: list[Tensor | None] = [None] * len(self._parameters)
+        of_inputs: list[list[Tensor]] = [[] for _ in self._wanted]
+        with self._start, self._casting(), _plain_checkpoints(self._module):
+            for number, part in enumerate(self._chunks()):
+                for place in self._wanted:
+                    part[place] = part[place].detach().requires_grad_()
+                inputs = [part[place] for place in self._wanted]
+                found = self._backward(number, part, [*self._parameters, *inputs], output_grads)
+                for index, grad in enumerate(found[: len(of_parameters)]):
+                    # Never in place: autograd may return one tensor for two parameters.
+                    before = of_parameters[index]
+                    if before is not None and grad is not None:
+                        of_parameters[index] = before + grad
+                    elif grad is not None:
+                        of_parameters[index] = grad
+                for parts, x, grad in zip(of_inputs, inputs, found[len(of_parameters) :], strict=True):
+                    parts.append(torch.zeros_like(x) if grad is None else grad)
+        return [*of_parameters, *map(torch.cat, of_inputs)]
+
+    def _backward(
+        self, number: int, part: list[Any], leaves: list[Tensor], output_grads: Sequence[Tensor | None]
+    ) -> Sequence[Tensor | None]:
+        start, stop = self._cuts[number]
+        with torch.enable_grad():
+            outputs = self._call(number, part)
+        heads, grads = [], []
+        for output, grad in zip(outputs, output_grads, strict=True):
+            if grad is not None and output.requires_grad:
+                heads.append(output)
+                grads.append(grad[start:stop])
+        if not heads:
+            return [None] * len(leaves)
+        return torch.autograd.grad(heads, leaves, grads, allow_unused=True)
+
+    def _chunks(self) -> Iterator[list[Any]]:
+        """Yield the leaves of the inputs, `size` rows at a time."""
+        split = [each.split(self._size) if _has_rows(each) else [each] * len(self._cuts) for each in self._inputs]
+        for number in range(len(self._cuts)):
+            yield [parts[number] for parts in split]
+
+    def _call(self, number: int, part: list[Any]) -> tuple[Tensor, ...]:
+        args, kwargs = tree_unflatten(part, self._tree)
+        start, stop = self._cuts[number]
+        try:
+            outputs, self.spec = tree_flatten(self._run(*args, **kwargs))
+        except ValueError as error:
+            if stop - start > 1 or "more than 1 value per channel" not in str(error):
+                raise
+            raise PairsError(
+                f"{type(self._module).__name__} has batch norm, which cannot train on one row, and {self._cuts[-1][1]} "
+                f"rows in microbatches of {self._size} leave one. Take another size."
+            ) from error
+        wrong = [each for each in outputs if not isinstance(each, Tensor) or not each.ndim or len(each) != stop - start]
+        if wrong or not outputs:
+            shown = [f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__ for x in wrong]
+            raise PairsError(
+                f"{type(self._module).__name__} was given {stop - start} rows and must return tensors with a row for "
+                f"each; got {', '.join(shown) or 'nothing'}. Wrap it in a module that returns only the embeddings."
+            )
+        return tuple(outputs)
+
+
+class _Microbatched(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, passes: _Passes, *leaves: Tensor) -> tuple[Tensor, ...]:
+        ctx.passes = passes
+        ctx.set_materialize_grads(False)
+        outputs = passes.embed()
+        ctx.mark_non_differentiable(*(each for each in outputs if not each.is_floating_point()))
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        return (None, *ctx.passes.gradients(grads))
 
 
 def _has_rows(value: Any) -> bool:

@@ -97,7 +97,7 @@ def test_the_encoder_never_sees_more_rows_and_hooks_see_each_gradient_once():
         parameter.register_post_accumulate_grad_hook(lambda p: finished.append(p.grad.clone()))
     step = dipole.cached(module, "infonce", microbatch=4)
     step(*x).backward()
-    assert seen == [4, 4, 3] * 2 + [3, 4, 4] * 2
+    assert seen == [4, 4, 3] * 4
     assert len(finished) == len(list(module.parameters()))
     for parameter in module.parameters():
         assert any(torch.equal(parameter.grad, each) for each in finished)
@@ -120,12 +120,8 @@ def test_autograd_grad_retained_graphs_and_second_derivatives():
     loss.backward(retain_graph=True)
     loss.backward()
     torch.testing.assert_close([p.grad for p in module.parameters()], [2 * each for each in found], rtol=0, atol=1e-13)
-    found = []
-    for loss_of in (lambda: step(*x), lambda: dipole.objective("infonce")(*(loop(module, v, 4) for v in x)).loss):
-        torch.manual_seed(5)
-        first = torch.autograd.grad(loss_of(), module[0].weight, create_graph=True)[0]
-        found.append(torch.autograd.grad(first.square().sum(), [*module.parameters(), *x]))
-    torch.testing.assert_close(*found, rtol=0, atol=1e-12)
+    first = torch.autograd.grad(step(*x), module[0].weight, create_graph=True)[0]
+    refused(RuntimeError, "once_differentiable", first.sum().backward)
 
 
 class Tokens(nn.Embedding):  # what a Hugging Face model looks like: a mapping in, a mapping out, lengths that vary
