@@ -316,8 +316,16 @@ class TextAdapter(Adapter):
         c = self.config
         assert c.senteval is not None  # the caller has checked it
         encode, halves = self.encoder(objective).encode, self.module.halves
-        options: dict[str, Any] = {"protocol": c.protocol, "kfold": c.kfold, "device": self._measures}
-        found = senteval.evaluate(encode, c.tasks, c.senteval, **options, halves=halves, progress=False)
+        found = senteval.evaluate(
+            encode,
+            c.tasks,
+            c.senteval,
+            protocol=c.protocol,
+            kfold=c.kfold,
+            halves=halves,
+            progress=False,
+            device=self._measures,
+        )
         self._noticed = [f"{task}: {line}" for task, result in found.items() for line in result.changed]
         if self.part != "validation":
             for name, table in written_tables(found).items():

@@ -270,7 +270,13 @@ def small_transformer(vocabulary: int, width: int, layers: int, heads: int, pool
     """A BERT encoder of the given size with random weights."""
     from transformers import BertConfig, BertModel
 
-    sizes: dict[str, Any] = {"vocab_size": vocabulary, "hidden_size": width, "intermediate_size": 4 * width}
-    sizes |= {"num_hidden_layers": layers, "num_attention_heads": heads}
-    config = BertConfig(**sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config = BertConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * width,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
     return Transformer(BertModel(config, add_pooling_layer=False), pooling)

@@ -90,9 +90,14 @@ def supcon(
 
 
 def siglip(
-    case: Case, *, temperature: Temperature, init: float | None = None, bias: float | str = "learned",
-    bias_init: float | None = None, similarity: str = "cosine",
-) -> Number:  # fmt: skip
+    case: Case,
+    *,
+    temperature: Temperature,
+    init: float | None = None,
+    bias: float | str = "learned",
+    bias_init: float | None = None,
+    similarity: str = "cosine",
+) -> Number:
     """Zhai et al. 2023, Algorithm 1: -sum log sigmoid( z (t s + b) ) / n, z = 1 for positives and -1 for negatives."""
     s, tau = similarity_of(case, similarity), tau_of(case, temperature)
     b = case.parameters["bias"][0] if isinstance(bias, str) else bias
@@ -166,9 +171,14 @@ def dcl(
 
 
 def hcl(
-    case: Case, *, temperature: Temperature, rho: float, beta: float, similarity: str = "cosine",
+    case: Case,
+    *,
+    temperature: Temperature,
+    rho: float,
+    beta: float,
+    similarity: str = "cosine",
     init: float | None = None,
-) -> Number:  # fmt: skip
+) -> Number:
     """Robinson et al. 2021."""
     return _debiased(case, similarity_of(case, similarity), temperature, rho, beta, similarity == "cosine")
 
@@ -263,10 +273,18 @@ def _conditional(distances: Vector, temperature: float, kind: str, contrastive_s
 
 
 def cacr(
-    case: Case, *, t_pos: float, t_neg: float, cost: str = "euclidean", rbf_t: float = 2.0,
-    positive_weights: str = "contrastive", negative_weights: str = "contrastive", detach_weights: bool = False,
-    intra_batch: bool = False, k: int | None = None,
-) -> Number:  # fmt: skip
+    case: Case,
+    *,
+    t_pos: float,
+    t_neg: float,
+    cost: str = "euclidean",
+    rbf_t: float = 2.0,
+    positive_weights: str = "contrastive",
+    negative_weights: str = "contrastive",
+    detach_weights: bool = False,
+    intra_batch: bool = False,
+    k: int | None = None,
+) -> Number:
     """CACR Eqs. 2-5. rbf is the cost of Eq. 13 and, for the repulsion, the logarithm of Eq. 14.
 
     rbf_repulsion has that cost for the repulsion alone, and a logarithm for each pair of views.
@@ -334,9 +352,13 @@ def triplet(case: Case, *, margin: float, mode: str) -> Number:
 
 
 def blocks(
-    case: Case, *, b: int | None = None, k: int | None = None, loss: str = "logistic",
+    case: Case,
+    *,
+    b: int | None = None,
+    k: int | None = None,
+    loss: str = "logistic",
     drawn: Sequence[Sequence[int]] | None = None,
-) -> Number:  # fmt: skip
+) -> Number:
     """Arora et al. Eq. 12 (b = 1: Eqs. 4-6): v_m = a . (mu_i - mu_m), logistic in base 2 or hinge.
 
     mu_i averages the block of anchor i, its first b positives. Of blocks, mu_m averages those of the first point of
@@ -390,9 +412,14 @@ def block_draw(draw: int, point: int, of_block: int, count: int, k: int) -> list
 
 
 def co2(
-    case: Case, *, temperature: Temperature, weight: float, consistency_temperature: float | None = None,
-    similarity: str = "cosine", init: float | None = None,
-) -> Number:  # fmt: skip
+    case: Case,
+    *,
+    temperature: Temperature,
+    weight: float,
+    consistency_temperature: float | None = None,
+    similarity: str = "cosine",
+    init: float | None = None,
+) -> Number:
     """Wei et al. 2021: InfoNCE + weight x symmetric KL of the softmaxes over the negatives of query and positive."""
     tau = tau_of(case, temperature) if consistency_temperature is None else consistency_temperature
     s = similarity_of(case, similarity)

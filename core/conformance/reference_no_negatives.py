@@ -38,9 +38,15 @@ def sinkhorn(scores: Sequence[Sequence[float]], epsilon: float, iterations: int)
 
 
 def swav(
-    case: Case, *, prototypes: int, temperature: float, epsilon: float, iterations: int, dim: int | None = None,
+    case: Case,
+    *,
+    prototypes: int,
+    temperature: float,
+    epsilon: float,
+    iterations: int,
+    dim: int | None = None,
     codes: str = "crop",
-) -> Number:  # fmt: skip
+) -> Number:
     """Caron et al. 2020: an anchor's softmax over the prototypes predicts the codes of its positives, pairs alike."""
     centres = [unit(v) for v in case.parameters["prototypes"]]
     assert len(centres) == prototypes
@@ -71,9 +77,15 @@ def _deviations(rows: Sequence[Vector]) -> list[Vector]:
 
 
 def vicreg(
-    case: Case, *, invariance: float, variance: float, covariance: float, gamma: float, epsilon: float,
+    case: Case,
+    *,
+    invariance: float,
+    variance: float,
+    covariance: float,
+    gamma: float,
+    epsilon: float,
     reduction: str = "mean",
-) -> Number:  # fmt: skip
+) -> Number:
     """Bardes et al. 2022, Eqs. 1-6, distances over d as in Algorithm 1; of V views, twice the mean of c.
 
     The variance term is the mean over the views, or for reduction=sum twice the mean.
@@ -146,9 +158,17 @@ def singular_values(columns: Sequence[Vector]) -> Vector:
 
 
 def low_dimensional_reconstruction(
-    case: Case, *, alpha: float, norm: str, solver: str = "subgradient", features: str = "raw",
-    tolerance: float = 0.0, dim: int | None = None, variant: str = "printed", rank: int = 512,
-) -> Number:  # fmt: skip
+    case: Case,
+    *,
+    alpha: float,
+    norm: str,
+    solver: str = "subgradient",
+    features: str = "raw",
+    tolerance: float = 0.0,
+    dim: int | None = None,
+    variant: str = "printed",
+    rank: int = 512,
+) -> Number:
     """CLLR Eqs. 6-10: mean ||L^T L x - x||^2 + alpha norm(L), x before normalisation, or with features=unit after it.
 
     The proximal solver keeps the norm in the value and out of the gradient. The tolerance changes no value.
