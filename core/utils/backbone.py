@@ -1,7 +1,5 @@
 """Load networks of the transformers library from a folder or the Hub, with or without their weights."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Callable, Iterator

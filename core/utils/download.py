@@ -5,8 +5,6 @@ untrusted archives only regular files and folders are unpacked, only inside the 
 The Hugging Face Hub's client is kept quiet, because our error already reports a failure.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import lzma

@@ -1,7 +1,5 @@
 """Atomic writing of files and folders: readers see the old or the new content, never half of it."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

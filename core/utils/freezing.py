@@ -4,8 +4,6 @@ Frozen parameters have no gradient, so optimizers keep no state for them and do 
 evaluation mode: batch norm keeps its pretrained statistics, dropout and stochastic depth are off.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterator

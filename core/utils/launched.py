@@ -5,8 +5,6 @@ one rank is an error in all others. The ranks compare at the launcher's store (t
 This module must not load torch, because every command imports it.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

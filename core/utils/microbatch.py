@@ -8,8 +8,6 @@ numbers. All of this is one node of the autograd graph, so hooks, gradient clipp
 gradient of each parameter once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial

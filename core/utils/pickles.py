@@ -4,8 +4,6 @@ PyTorch's restricted reader builds only tensors, numbers, strings, lists and dic
 program to do so. `python -m dipole.core.utils.pickles pytorch_model.bin` writes a file of weights as safetensors.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -4,8 +4,6 @@ None, booleans, numbers, strings, bytes, lists, tuples, sets, deques, dictionari
 and generators are restored exactly. A pickle could run any code when it is read.
 """
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ dipole declares its own parts in the same way. If an entry point fails, everythi
 from the tables made by `undoable`. DIPOLE_PLUGINS=none ignores other packages.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

@@ -1,7 +1,5 @@
 """The process that owns a folder, described so that other processes can see whether it has ended."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -3,8 +3,6 @@
 Errors of stderr are ignored. `console` is rich's, as plain as its stream and the environment ask for.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -31,7 +29,7 @@ def can_draw(stream: IO[str] | None) -> bool:
     return _is_terminal(stream) and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
-def console(stderr: bool = False) -> Console:
+def console(stderr: bool = False) -> "Console":
     """Return a rich console. NO_COLOR switches off all styles, where rich alone would keep bold and italics.
 
     Pipes never count as terminals, also with FORCE_COLOR. Their lines are not wrapped, unless COLUMNS is set.

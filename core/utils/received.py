@@ -4,8 +4,6 @@ Only regular files are opened. Sizes, lines and nesting are limited. JSON follow
 object, and NaN, Infinity and lone surrogates are refused.
 """
 
-from __future__ import annotations
-
 import codecs
 import json
 import math

@@ -6,8 +6,6 @@ The hash is stable across machines, Python versions and processes, so that a new
 31 bits fit every consumer (NumPy, PyTorch, Gymnasium, MuJoCo).
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random

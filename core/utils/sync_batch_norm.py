@@ -6,8 +6,6 @@ The modules keep their classes (`nn.BatchNorm2d` and so on) and names, so saved 
 and in evaluation mode they do not change. PyTorch's `SyncBatchNorm` needs a GPU. This one also runs on a CPU.
 """
 
-from __future__ import annotations
-
 from types import MethodType
 from typing import Any
 

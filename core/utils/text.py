@@ -1,7 +1,5 @@
 """Format numbers, counts and tables as plain text."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import textwrap

@@ -1,7 +1,5 @@
 """Asynchronous copies between host and accelerator."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
