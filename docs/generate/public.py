@@ -55,7 +55,7 @@ NAMES = (
 INTERNAL = re.compile(r"dipole\.benchmarks\.(?!statistics\b)")
 """Parts of suites, claims and reports that tutorials use, and that programs of others need not."""
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-CODE = ("examples/*.py", "docs/tutorials/*.py", "tests/plugin/example/**/*.py", "core/cli/template/*.py.in")
+CODE = ("examples/*.py", "docs/tutorials/*.py", "tests/plugin/example/**/*.py", "core/cli/template/**/*.py.in")
 PROPERTIES = (property, cached_property)
 HIDDEN = ("reference", "extra_repr")
 """Methods that pages omit (mkdocs.yml, filters)."""

@@ -3,11 +3,10 @@
 import argparse
 import re
 import sys
-import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
-from importlib.resources import files
 from keyword import iskeyword
 from pathlib import Path
 
@@ -23,24 +22,8 @@ from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.extras import quoted
 from dipole.core.utils.files import disk_refusing, replacing
 
-# File to write -> its template in `cli/template`; @name@ and @package@ are filled in.
-COMMON = {".gitignore": "gitignore.in", ".github/workflows/ci.yml": "ci.yml.in"}
-FILES = COMMON | {
-    "pyproject.toml": "pyproject.toml.in",
-    "README.md": "README.md.in",
-    "@package@/__init__.py": "init.py.in",
-    "@package@/margin.py": "margin.py.in",
-    "@package@/spread.py": "spread.py.in",
-    "tests/test_conformance.py": "test_conformance.py.in",
-}
-DOMAIN_FILES = COMMON | {
-    "pyproject.toml": "pyproject-domain.toml.in",
-    "README.md": "README-domain.md.in",
-    "@package@/__init__.py": "domain.py.in",
-    "@package@/adapter.py": "adapter.py.in",
-    "@package@/recipes/@package@-toy.toml": "recipe.toml.in",
-    "tests/test_domain.py": "test_domain.py.in",
-}
+# "common", and "objectives" or "domain", have the files to write, each as NAME.in. @name@ and @package@ are filled in.
+TEMPLATE = Path(__file__).parents[1] / "template"
 # Device names on Windows, which no folder can have.
 DEVICES = {"aux", "con", "nul", "prn", *(f"{port}{number}" for port in ("com", "lpt") for number in range(10))}
 
@@ -58,15 +41,17 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 def run(arguments: argparse.Namespace) -> int:
     name, package = arguments.name, package_of(arguments.name)
-    source_of, shown = FILES, f"{package}_margin"
+    kind, shown = "objectives", f"{package}_margin"
     if arguments.domain:
         check_domain(name, package)
-        source_of, shown = DOMAIN_FILES, package
+        kind, shown = "domain", package
     folder = (arguments.out or Path()) / name
     if folder.exists() or folder.is_symlink():
         raise ConfigError(f"{folder} exists already. Nothing was changed: give another NAME, or --out FOLDER.")
-    template = files("dipole.core.cli") / "template"
-    paths = {filled(target, name, package): template / source for target, source in source_of.items()}
+    paths = {}
+    for part in (TEMPLATE / "common", TEMPLATE / kind):
+        for source in sorted(part.rglob("*.in")):
+            paths[filled(str(source.relative_to(part)).removesuffix(".in"), name, package)] = source
     with json_answer(arguments.json) as answer:
         with disk_refusing(f"cannot write {folder}", ConfigError, "--out"), replacing(folder) as temporary:
             for path, source in paths.items():
@@ -114,19 +99,12 @@ def check_domain(name: str, package: str) -> None:
 
 @cache
 def _others() -> Sequence[tuple[str, str]]:
-    """What is installed, and what dipole and a new package ask for: name to import, as far as known, distribution."""
+    """What is installed, and what dipole and its extras ask for: name to import, as far as known, distribution."""
     found = [(imported, each) for imported, names in packages_distributions().items() for each in names]
-    try:
-        lines = requires("dipole") or []
-    except PackageNotFoundError:  # a folder on the path
-        lines = []
-    template = files("dipole.core.cli") / "template" / FILES["pyproject.toml"]
-    project = tomllib.loads(filled(template.read_text(encoding="utf-8"), "new", "new"))
-    lines += project["build-system"]["requires"]
-    for more in project["project"]["optional-dependencies"].values():
-        lines += more
-    asked = [Requirement(line).name for line in lines]
-    return [*found, *((name.replace("-", "_"), name) for name in asked)]
+    with suppress(PackageNotFoundError):  # a folder on the path
+        asked = [Requirement(line).name for line in requires("dipole") or []]
+        found += [(name.replace("-", "_"), name) for name in asked]
+    return found
 
 
 def filled(text: str, name: str, package: str) -> str:
