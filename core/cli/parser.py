@@ -6,6 +6,7 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from math import inf
 from pathlib import Path
@@ -140,30 +141,22 @@ def to_path(text: str) -> Path:
     return Path(text)
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    """Return a parser of whole numbers of at least `least`."""
+def checked_number(kind: Callable[[str], Any], fits: Callable[[Any], bool], what: str) -> Callable[[str], Any]:
+    """Return a parser of numbers that `fits` accepts. `what` names them in the error: "a number of hours above 0"."""
 
-    def read(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, got {text!r}")
-        return int(text)
+    def read(text: str) -> Any:
+        with suppress(ValueError):
+            if fits(value := kind(text)):
+                return value
+        raise argparse.ArgumentTypeError(f"must be {what}, got {text!r}")
 
     return read
 
 
-whole, positive = at_least(0), at_least(1)
+whole = checked_number(int, lambda value: value >= 0, "a whole number of at least 0")
+positive = checked_number(int, lambda value: value >= 1, "a whole number of at least 1")
 
 
 def above_zero(what: str) -> Callable[[str], float]:
-    """Return a parser of finite numbers above 0. `what` names them in the error: "a number of hours above 0"."""
-
-    def read(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = 0.0
-        if not 0 < value < inf:
-            raise argparse.ArgumentTypeError(f"must be {what}, got {text!r}")
-        return value
-
-    return read
+    """Return a parser of finite numbers above 0. `what` names them in the error."""
+    return checked_number(float, lambda value: 0 < value < inf, what)

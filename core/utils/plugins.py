@@ -7,7 +7,6 @@ from the tables made by `undoable`. DIPOLE_PLUGINS=none ignores other packages.
 import importlib.util
 import os
 import sys
-import weakref
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from importlib import import_module
@@ -121,21 +120,16 @@ def declared_by(module: str) -> str:
     return distribution(owner)
 
 
-class Table(dict[Any, Any]):
-    """A dict that allows weak references."""
+_tables: list[tuple[dict[Any, Any], Callable[[Any], str]]] = []
 
 
-_tables: list[tuple[weakref.ref[Table], Callable[[Any], str]]] = []
-
-
-def undoable(module: Callable[[Any], str] = lambda value: "") -> Table:
+def undoable(module: Callable[[Any], str] = lambda value: "") -> dict[Any, Any]:
     """Return a table of registered values that is restored when a plug-in fails while it is imported.
 
     `module` returns the name of the module that registered a value, which must be imported again, or "" for none.
     """
-    table = Table()
-    _tables[:] = [each for each in _tables if each[0]() is not None]
-    _tables.append((weakref.ref(table), module))
+    table: dict[Any, Any] = {}
+    _tables.append((table, module))
     return table
 
 
@@ -144,7 +138,7 @@ def load(point: EntryPoint) -> Any:
 
     Raise PluginError if anything failed, including `sys.exit`. Nothing of it stays registered.
     """
-    before = [(table, dict(table), module) for kept, module in _tables if (table := kept()) is not None]
+    before = [(table, dict(table), module) for table, module in _tables]
     modules = set(sys.modules)
     try:
         return point.load()

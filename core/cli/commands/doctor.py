@@ -81,8 +81,12 @@ def examine(runs: Path) -> Iterator[Finding]:
         for title, target in domain.probes.items():
             yield _probe(domain, f"{domain.name}: {title}", target)
     yield _data_folder()
-    yield _hub_cache()
-    yield from _runs_folder(runs)
+    hub = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")).absolute()
+    offline = " (offline by HF_HUB_OFFLINE)" if os.environ.get("HF_HUB_OFFLINE") else ""
+    yield _writable("hub cache", hub, "missing", "Set HF_HOME to a folder you may write.", offline)
+    runs = runs.absolute()
+    yield _writable("runs folder", runs, "broken", "Choose another folder with --runs.")
+    yield _disk(runs)
 
 
 def _torch() -> Iterator[Finding]:
@@ -184,34 +188,25 @@ def _pass(rows: int, device: Any) -> float:
 
 
 def _packages() -> Iterator[Finding]:
-    """Compare installed packages with the requirements of each extra of dipole."""
-    wanted: dict[str, list[Requirement]] = {}
+    """Compare installed packages with the requirements of dipole and of each of its extras."""
     try:
-        lines = requires("dipole") or []
-        extras = [each for each in metadata("dipole").get_all("Provides-Extra") or [] if each not in ("dev", "all")]
+        lines, extras = requires("dipole") or [], metadata("dipole").get_all("Provides-Extra") or []
     except PackageNotFoundError:
         yield Finding("packages", "broken", "dipole itself is not installed", "pip install -e .")
         return
-    for line in map(Requirement, lines):
-        needing = [extra for extra in ("", *extras) if line.marker is None or line.marker.evaluate({"extra": extra})]
-        # Requirements of dipole itself are not repeated for its extras.
-        if "" in needing:
-            needing = ["core"]
-        for extra in needing:
-            if line.name != "dipole":
-                wanted.setdefault(extra, []).append(line)
-    for extra, packages in wanted.items():
-        absent, old = _compare(packages)
-        name, state, install = f"packages of {extra}", "missing", install_line(extra)
-        if extra == "core":
-            state, install = "broken", install_line()
-        if old:
+    left = [each for each in map(Requirement, lines) if each.name != "dipole"]
+    for extra in ("", *(each for each in extras if each not in ("dev", "all"))):
+        packages = [each for each in left if each.marker is None or each.marker.evaluate({"extra": extra})]
+        left = [each for each in left if each not in packages]
+        absent, problems = _compare(packages)
+        name, install = f"packages of {extra or 'core'}", install_line(extra)
+        if problems:
             install += " --upgrade"
         if absent:
-            old.insert(0, f"not installed: {', '.join(absent)}")
-        if old:
-            yield Finding(name, state, ", ".join(old), install)
-        else:
+            problems.insert(0, f"not installed: {', '.join(absent)}")
+        if problems:
+            yield Finding(name, "missing" if extra else "broken", ", ".join(problems), install)
+        elif packages:
             yield Finding(name, "ok", ", ".join(f"{each.name}{each.specifier}" for each in packages))
 
 
@@ -285,32 +280,18 @@ def _data_folder() -> Finding:
     return Finding("data folder", "ok", f"{text}: {names}")
 
 
-def _hub_cache() -> Finding:
-    folder = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
-    offline = " (offline by HF_HUB_OFFLINE)" if os.environ.get("HF_HUB_OFFLINE") else ""
-    problem = _unwritable(folder)
-    if problem:
-        return Finding("hub cache", "missing", f"{folder}: {problem}", "Set HF_HOME to a folder you may write.")
-    return Finding("hub cache", "ok", f"{folder}{offline}")
-
-
-def _runs_folder(runs: Path) -> Iterator[Finding]:
-    problem = _unwritable(runs)
-    if problem:
-        yield Finding("runs folder", "broken", f"{runs.absolute()}: {problem}", "Choose another folder with --runs.")
-        return
-    yield Finding("runs folder", "ok", str(runs.absolute()))
-    free, state, fix = free_bytes(runs.absolute()), "ok", ""
-    if free < LOW_DISK:
-        state, fix = "missing", "Free some space, or choose another folder with --runs."
-    yield Finding("disk", state, f"{free / 2**30:.1f} GiB free", fix)
-
-
-def _unwritable(folder: Path) -> str:
-    """Try to write in the folder or its nearest parent. Return the problem, or ""."""
-    existing = next(each for each in [folder.absolute(), *folder.absolute().parents] if each.exists())
+def _writable(name: str, folder: Path, state: str, fix: str, note: str = "") -> Finding:
+    """Try to write in a folder or in its nearest parent."""
+    existing = next(each for each in (folder, *folder.parents) if each.exists())
     try:
         with tempfile.TemporaryFile(dir=existing):
-            return ""
+            return Finding(name, "ok", f"{folder}{note}")
     except OSError as error:
-        return why(error)
+        return Finding(name, state, f"{folder}: {why(error)}", fix)
+
+
+def _disk(folder: Path) -> Finding:
+    free, state, fix = free_bytes(folder), "ok", ""
+    if free < LOW_DISK:
+        state, fix = "missing", "Free some space, or choose another folder with --runs."
+    return Finding("disk", state, f"{free / 2**30:.1f} GiB free", fix)

@@ -3,13 +3,12 @@
 import argparse
 import json
 import sys
-from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from dipole.core.cli import Runner
 from dipole.core.cli.output import say, stdout_to_stderr, write
-from dipole.core.cli.parser import add_runs, to_path
+from dipole.core.cli.parser import add_runs, checked_number, to_path
 from dipole.core.evaluation.theory.theorems import LOSSES, THEOREMS, Choices
 from dipole.core.objectives.spec import options_of
 from dipole.core.utils.errors import ConfigError
@@ -51,7 +50,8 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     add("--scale", type=float, default=1.0, help="factor of the features")
     groups["Arora et al."]("--loss", choices=("hinge", "logistic", "both"), default="both")
     about = "bounds hold with probability 1 - delta (default 0.05)"
-    groups["constants that no paper gives"]("--delta", type=_share, default=0.05, help=about)
+    share = checked_number(float, lambda value: 0 < value < 1, "between 0 and 1")
+    groups["constants that no paper gives"]("--delta", type=share, default=0.05, help=about)
     options = {option.name: option for option in options_of(Choices)}
     for title, names in GROUPS.items():
         for name in names:
@@ -68,13 +68,6 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
                 help=about,
             )
     return run
-
-
-def _share(text: str) -> float:
-    with suppress(ValueError):
-        if 0 < float(text) < 1:
-            return float(text)
-    raise argparse.ArgumentTypeError(f"must be between 0 and 1, got {text!r}")
 
 
 def run(arguments: argparse.Namespace) -> int:
