@@ -178,7 +178,7 @@ class Constructors(PairData):
                 anchor (only with anchors="first").
             labels: (n,) class of each block.
             index: (n,) number of each block in the data set.
-            draw: integer seed for objectives that sample other blocks (`blocks(k=4)`). Change it in every step, and use
+            draw: integer seed >= 0 for objectives that sample other blocks (`blocks(k=4)`). Change it in every step, and use
                 the same on every rank.
             weights: (n,) of rows or (n, K) of pairs, see `Pairs`.
 
@@ -196,6 +196,7 @@ class Constructors(PairData):
             raise PairsError(f"x must be floating-point blocks of shape {shape}, got {checks.shape_of(x)}.")
         checks.check_choice("anchors", anchors, "first", "all")
         checks.check_choice("candidates", candidates, "points", "means")
+        checks.check_count("draw", draw, 0)
         if candidates == "means" and anchors != "first":
             raise PairsError("from_blocks(candidates='means') needs anchors='first'.")
 
