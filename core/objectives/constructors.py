@@ -178,8 +178,8 @@ class Constructors(PairData):
                 anchor (only with anchors="first").
             labels: (n,) class of each block.
             index: (n,) number of each block in the data set.
-            draw: integer seed >= 0 for objectives that sample other blocks (`blocks(k=4)`). Change it in every step, and use
-                the same on every rank.
+            draw: integer seed >= 0 for objectives that sample other blocks (`blocks(k=4)`). Change it in every step,
+                and use the same on every rank.
             weights: (n,) of rows or (n, K) of pairs, see `Pairs`.
 
         Returns:

@@ -186,6 +186,7 @@ def test_objectives_are_identified_by_what_they_compute():
     assert configure("infonce").hash != configure("infonce(temperature=0.4)").hash
     assert configure("infonce + dp").hash == configure("infonce + 0.1*dp(delta_pos=0.1)").hash
     assert configure("align-uniform").hash == configure("align_uniform").hash
+    assert configure("barlow_twins").hash == configure("barlow_twins(redundancy=0.0051)").hash  # as its authors ran it
     config = configure("infonce + dp")
     assert configure("infonce").objective == "infonce"  # the text itself stays as it was written
     found = config.determining()

@@ -24,10 +24,10 @@ def standardized(z: Tensor, weight: Tensor, count: Tensor) -> Tensor:
     "barlow_twins",
     aliases=("barlow",),
     formula="sum_i (1 - C_ii)^2 + lambda sum_{i != j} C_ij^2, C_ij = Corr_b( z_bi, z'_bj ) over the batch",
-    source="Zbontar et al. 2021, Eqs. 1-2, lambda = 0.005",
+    source="Zbontar et al. 2021, Eqs. 1-2, lambda = 0.0051",
     deviations={
         "Zbontar et al. 2021": (
-            "1e-5 is added to the variance, as in the authors' code, whose lambda is 0.0051",
+            "as in the authors' code, lambda is 0.0051 and 1e-5 is added to the variance. The paper prints 0.005",
             "several views: the mean over ordered pairs of views. The paper has two views",
         )
     },
@@ -53,7 +53,7 @@ class BarlowTwins(Objective):
     needs_negatives = False
 
     def __init__(
-        self, redundancy: Annotated[float, Range(at_least=0), "weight lambda of the entries off the diagonal"] = 0.005
+        self, redundancy: Annotated[float, Range(at_least=0), "weight lambda of the entries off the diagonal"] = 0.0051
     ) -> None:
         super().__init__()
         self.redundancy = redundancy
