@@ -23,7 +23,7 @@ from dipole.text import evaluation, senteval
 from dipole.text.artifacts import READ_BY, Artifacts, save_artifacts
 from dipole.text.cache import version_of
 from dipole.text.config import TextSettings
-from dipole.text.data import Data, Probes, TableData, load_data
+from dipole.text.data import Data, Probes, load_data
 from dipole.text.embed import SentenceEmbedder
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders.networks import SentenceModel
@@ -32,7 +32,7 @@ from dipole.text.model import build_model, clip_each, evaluated, expanded, fixed
 from dipole.text.pair_table import PairTable
 from dipole.text.pairs import PAIR_KINDS, PairKind, TextBatch, check_blocks
 from dipole.text.sentences import Sentences
-from dipole.text.senteval.encoders import task_names
+from dipole.text.senteval.engine import task_names
 from dipole.text.senteval.scoring import numbers_of, written_tables
 from dipole.text.vocabulary import Tokens, load_tokens
 
@@ -139,9 +139,7 @@ class TextAdapter(Adapter):
 
     @property
     def table(self) -> PairTable | None:
-        if isinstance(self.data, TableData):
-            return self.data.table
-        return None
+        return getattr(self.data, "table", None)
 
     @cached_property
     def train_rows(self) -> np.ndarray:
@@ -167,12 +165,13 @@ class TextAdapter(Adapter):
 
     @classmethod
     def missing_data(cls, config: Any) -> list[str]:
-        sources = {"corpus": ("corpus", config.corpus), "labelled": ("labelled documents", config.labelled)}
         problems = [
             f"no {name} at {source}. Set text.{key} to a file or folder, or hub:NAME."
             + "".join(dict.fromkeys(how_to_get(part.partition(".")[0]) for part in Path(source).parts))
-            for key, (name, source) in sources.items()
-            if source and source != "pydoc" and not source.startswith("hub:") and not Path(source).exists()
+            for key, name in (("corpus", "corpus"), ("labelled", "labelled documents"))
+            if (source := getattr(config, key)) not in (None, "", "pydoc")
+            and not source.startswith("hub:")
+            and not Path(source).exists()
         ]
         try:
             if config.corpus.startswith("hub:") and is_offline():
@@ -197,19 +196,15 @@ class TextAdapter(Adapter):
         return [f"text.max_length {longest}: the transformer has {limit} positions, longer sentences are cut there"]
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[TextBatch]:
-        rows_of, mine = self.pairs.rows_of(epoch), self._share()
+        rows_of, unit = self.pairs.rows_of(epoch), self.pairs.unit(self.config)
+        # This rank's rows of a global batch: complete blocks, as equally as they can be divided.
+        units = self.batch_size // unit
+        mine = slice(*(unit * (units * rank // self.world_size) for rank in (self.rank, self.rank + 1)))
         places = range(start, self.steps_per_epoch)
         batches = (self.pairs.batch(rows_of(place), mine, epoch, place) for place in places)
         if self.device.type == "cuda":
             return prefetched(batches, self.device)
         return batches
-
-    def _share(self) -> slice:
-        """Return this rank's rows of a global batch: complete blocks, as equally as they can be divided."""
-        unit = self.pairs.unit(self.config)
-        units = self.batch_size // unit
-        start, end = (unit * (units * rank // self.world_size) for rank in (self.rank, self.rank + 1))
-        return slice(start, end)
 
     def pass_features(self) -> int:
         if self.config.head != "none":
@@ -242,10 +237,9 @@ class TextAdapter(Adapter):
         c = self.config
         model, tokens = evaluated(self.module), self.tokens
         if c.expand:
-            vectors = c.vectors
+            vectors: Any = c.vectors
             if self._artifacts is not None:
-                vectors = str(self._artifacts.folder / "vectors.txt")
-            assert vectors is not None  # the configuration has checked it
+                vectors = self._artifacts.folder / "vectors.txt"
             model, tokens = expanded(model, tokens, vectors)
         limit = None
         if c.encoder == "transformer":
@@ -259,12 +253,10 @@ class TextAdapter(Adapter):
     def _looked_at(self) -> Probes:
         if self._saved is not None:
             return self._saved
-        train = test = self.train_rows
+        train, held = self.train_rows, self.held_rows
+        test = held if len(held) else train
         if len(train) > PROBED:
             train = np.sort(self.seed.numpy("probe", "rows").permutation(train)[:PROBED])
-        held = self.held_rows
-        if len(held):
-            test = held
         return Probes(self.data, train, test[:PROBED], bool(len(held)))
 
     def _probe(self, objective: Any = None) -> evaluation.ProbeSentences:
@@ -309,20 +301,19 @@ class TextAdapter(Adapter):
         if c.senteval is not None:
             results |= self._senteval(objective)
             if self.part == "validation":  # only what SentEval itself chooses by
-                results = {name: value for name, value in results.items() if _is_development(name)}
+                tested = {name for name in results if name.startswith("senteval/") and "dev" not in name.split("/")}
+                results = {name: value for name, value in results.items() if name not in tested}
         return results
 
     def _senteval(self, objective: Any) -> dict[str, float]:
         c = self.config
-        assert c.senteval is not None  # the caller has checked it
-        encode, halves = self.encoder(objective).encode, self.module.halves
         found = senteval.evaluate(
-            encode,
+            self.encoder(objective).encode,
             c.tasks,
-            c.senteval,
+            str(c.senteval),
             protocol=c.protocol,
             kfold=c.kfold,
-            halves=halves,
+            halves=self.module.halves,
             progress=False,
             device=self._measures,
         )
@@ -330,18 +321,14 @@ class TextAdapter(Adapter):
         if self.part != "validation":
             for name, table in written_tables(found).items():
                 (self.workdir / name).write_text(table + "\n", encoding="utf-8")
-        results: dict[str, float] = {}
-        for task, result in found.items():
-            results |= numbers_of(task, result)
-        return results
+        return {name: value for task, result in found.items() for name, value in numbers_of(task, result).items()}
 
     def noticed(self) -> Sequence[str]:
         return self._noticed
 
     def data_info(self) -> dict[str, Any]:
-        if self._artifacts is not None and self._artifacts.has_data_of(self.config):
-            saved: dict[str, Any] = self._artifacts.values["info"]
-            return saved
+        if self._artifacts is not None and self._saved is not None:
+            return dict(self._artifacts.values["info"])
         info = self.data.info()
         sizes = {"train": len(self.train_rows), "test": len(self.held_rows), **info.pop("sizes")}
         sizes |= {"tokens": len(self.sentences.tokens), "vocabulary": len(self.tokens)}
@@ -370,9 +357,7 @@ def _width(config: TextSettings) -> int:
     """Return the width of encoders that are built for the largest vocabulary of the settings."""
     words = config.vocabulary_size + 1
     with torch.device("meta"):
-        fixed = None
-        if config.channels != "trained":
-            fixed = nn.Embedding(words, GLOVE)
+        fixed = None if config.channels == "trained" else nn.Embedding(words, GLOVE)
         return build_model(config, words, fixed).width
 
 
@@ -380,8 +365,3 @@ def _check_tasks(config: TextSettings) -> None:
     if config.senteval is not None:
         for name in task_names(config.tasks):
             senteval.load_task(name, config.senteval)
-
-
-def _is_development(name: str) -> bool:
-    """Return False for numbers of the test part of a SentEval task."""
-    return not name.startswith("senteval/") or "dev" in name.split("/")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -94,21 +94,19 @@ class ContrastiveLoss(nn.Module):
                 f"{type(self).__name__} needs a model that gives sentence embeddings, a SentenceTransformer; "
                 f"got {type(unwrapped(model)).__name__}."
             )
-        asked: frozenset[str] = frozenset()
-        if isinstance(directions, list | tuple | set | frozenset):
-            asked = frozenset(map(str, directions))
-        if asked not in MODES:
+        is_collection = isinstance(directions, list | tuple | set | frozenset)
+        wanted = MODES.get(frozenset(map(str, directions if is_collection else ())))
+        if wanted is None:
             shown = "; ".join(str(tuple(sorted(each, reverse=True))) for each in MODES)
             raise OptionError(
                 f"directions must be one of {shown}, got {directions!r}. Both sides in one softmax (GTE) is no sum "
                 "over anchors of one matrix of similarities."
             )
-        wanted = MODES[asked]
         if partition_mode != wanted:
             raise OptionError(f"directions={tuple(directions)} need partition_mode={wanted!r}, got {partition_mode!r}.")
         self.model = model
         self.objective = as_composite(objective)
-        self._noted: set[tuple[str, str]] = set()
+        self._noted: set[tuple[str, str]] = set()  # said once
         self.gather_across_devices = gather_across_devices
         self.directions = tuple(directions)
         self.partition_mode = partition_mode
@@ -224,11 +222,8 @@ class ContrastiveLoss(nn.Module):
                 "MatryoshkaLoss leave such a term out, or take matryoshka_dims=[the model's width] alone."
             ) from None
         embedded = related_columns(embeddings, labels, self.directions)
-        ranks: AbstractContextManager[None] = nullcontext()
-        if not self.gather_across_devices:
-            ranks = as_single_process()
         try:
-            with ranks:
+            with nullcontext() if self.gather_across_devices else as_single_process():
                 outcome = self.objective(embedded)
         except PairsError as error:
             if "needs labels" not in str(error):
@@ -238,14 +233,14 @@ class ContrastiveLoss(nn.Module):
                 fix = f"class numbers, got {labels.dtype} of shape {tuple(labels.shape)}. Scores are no classes: cast "
                 fix += "the column 'label' to whole numbers."
             raise PairsError(f"{self.objective} needs labels: {fix}") from None
-        advice = "A batch needs two rows or more: leave out a last batch of one (dataloader_drop_last=True)."
-        if len(embeddings[0]) > 1:
-            advice = (
-                "Sentences of one class are positives of each other, and those of other classes negatives: a batch "
-                "needs several of each (batch_sampler=BatchSamplers.GROUP_BY_LABEL)."
-            )
+        advice = (
+            "Sentences of one class are positives of each other, and those of other classes negatives: a batch "
+            "needs several of each (batch_sampler=BatchSamplers.GROUP_BY_LABEL)."
+        )
+        if len(embeddings[0]) < 2:
+            advice = "A batch needs two rows or more: leave out a last batch of one (dataloader_drop_last=True)."
         for name, term in outcome.terms.items():
-            if term.note and (name, term.note) not in self._noted:  # said once
+            if term.note and (name, term.note) not in self._noted:
                 self._noted.add((name, term.note))
                 warn(f"{name} is {term.note}. {advice}", stacklevel=3)
         return outcome.loss
@@ -282,13 +277,12 @@ class ContrastiveLoss(nn.Module):
         from sentence_transformers.sentence_transformer import modules
 
         model = unwrapped(self.model)
-        width = width_of(model)
+        unit = torch.eye(width_of(model), device=model.device)
         with torch.no_grad():
-            unit = torch.eye(width, device=model.device)
             images = self.objective.transform(unit)  # (d, d'), rows: images of the unit vectors
-        if images.shape == unit.shape and torch.equal(images, unit):
+        if torch.equal(images, unit):
             return model
-        dense = modules.Dense(width, images.shape[1], bias=False, activation_function=nn.Identity())
+        dense = modules.Dense(*images.shape, bias=False, activation_function=nn.Identity())
         dense.linear.weight = nn.Parameter(images.T.contiguous())
         found = SentenceTransformer(
             modules=[*model.children(), dense],
@@ -399,13 +393,9 @@ class CachedContrastiveLoss(ContrastiveLoss):
 
 def unwrapped(model: Any) -> Any:
     """Return the model inside of DistributedDataParallel and torch.compile."""
-    while True:
-        if isinstance(model, DistributedDataParallel):
-            model = model.module
-        elif hasattr(model, "_orig_mod"):
-            model = model._orig_mod
-        else:
-            return model
+    while isinstance(model, DistributedDataParallel) or hasattr(model, "_orig_mod"):
+        model = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod
+    return model
 
 
 def width_of(model: SentenceTransformer) -> int:

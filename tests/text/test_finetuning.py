@@ -29,7 +29,7 @@ from dipole.text.encoders.networks import POOLING, Pooled
 from dipole.text.export import export_as
 from dipole.text.exported import open_folder
 from dipole.text.model import build_model, build_transformer, limit_of
-from dipole.text.senteval.encoders import as_encode
+from dipole.text.senteval.engine import as_encode
 from dipole.text.vocabulary import load_tokens, words_vocabulary
 from tests.runs import Record, commanded, interrupted, refused, run_of
 from tests.text import test_using as using

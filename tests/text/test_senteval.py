@@ -151,7 +151,7 @@ def test_the_six_tasks_stand_beside_the_published_rows():
     ours = {task: senteval.Result({"acc": 70.0 + i, "devacc": 71.0}) for i, task in enumerate(SIX_TASKS)}
     for result in ours.values():
         result.protocol = "fast"
-    lines = six_task_table({"ours": ours}).splitlines()
+    lines = six_task_table(ours, "ours").splitlines()
     assert lines[1].split()[1:] == ["70.0", "71.0", "72.0", "73.0", "74.0", "75.0", "72.0", "73.0"]
     printed = next(line for line in lines if line.startswith("QT")).split()
     assert printed[1:] == ["76.8", "81.3", "86.6", "93.4", "89.8", "73.6", "93.4", "86.6", "lmcl-table4"]

@@ -17,7 +17,7 @@ from dipole.core.evaluation import logistic
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.text import senteval
-from dipole.text.senteval.encoders import as_rows, task_names
+from dipole.text.senteval.engine import as_rows, task_names
 from dipole.text.senteval.protocols import ProbeSettings, classify, pair_features
 from dipole.text.senteval.tasks import DIGESTS, Split, Task, load_task
 from dipole.text.senteval.torch_classifier import Classifier

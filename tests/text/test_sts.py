@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, BertTo
 
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.text import senteval
-from dipole.text.senteval.encoders import as_encode
+from dipole.text.senteval.engine import as_encode
 from dipole.text.senteval.scoring import cosine, numbers_of, sts_result, sts_table, written_tables
 from dipole.text.senteval.tasks import STS
 from tests.runs import refused
@@ -104,14 +104,14 @@ def test_years_are_summed_up_in_three_ways_through_the_engine(folder):
 def test_the_table_of_a_run_has_a_mean_of_seven_test_columns(folder, tmp_path):
     tasks = [*STS, "STSBenchmark", "SICKRelatedness-cosine"]
     found = senteval.evaluate(encode, tasks, folder[0], progress=False)
-    head, row = (line.split() for line in sts_table({"mine": found}).splitlines())
+    head, row = (line.split() for line in sts_table(found, "mine").splitlines())
     assert head == [*STS, "STS-B", "SICK-R", "STS-B", "dev", "mean"]
     values = [float(each) for each in row[1:]]
     assert values[-1] == pytest.approx(np.mean(values[:7]), abs=0.011)
     assert values[7] == pytest.approx(100 * found["STSBenchmark"]["dev"]["spearman"][0], abs=0.006)
     assert set(written_tables(found)) == {"sts.txt"}
     part = {task: found[task] for task in tasks[:3]}
-    assert sts_table({"mine": part}).splitlines()[1].split()[-1] == "-"
+    assert sts_table(part, "mine").splitlines()[1].split()[-1] == "-"
     settings = {"pairs": "views", "dropout": 0.1, "encoder": "bow", "word_size": 4, "limit": 100}
     corpus = write_rows(tmp_path / "corpus.jsonl", [{"sentences": ["w1 w2.", "w3 w4."]}] * 10)
     settings |= {"senteval": str(folder[0]), "tasks": ("STSBenchmark-cosine",), "corpus": corpus}

@@ -1,21 +1,26 @@
-"""SentEval's engine and its interface to encoders. Each distinct sentence is encoded once."""
+"""SentEval's engine, and the encoders it takes. Each distinct sentence is encoded once."""
 
 import hashlib
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
+from inspect import signature
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, cast, get_args, overload
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
+from dipole.core.evaluation.arrays import as_matrix, finite_rows
+from dipole.core.objectives.similarity import full_precision
 from dipole.core.utils.cache import found
-from dipole.core.utils.errors import OptionError
+from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.files import atomic_file, disk_refusing
+from dipole.core.utils.freezing import in_mode
 from dipole.core.utils.progress import Progress
-from dipole.text.senteval.encoders import Pooling, as_encode, as_rows, same_width, task_names
+from dipole.core.utils.text import counted
 from dipole.text.senteval.protocols import ProbeSettings, check_device
 from dipole.text.senteval.scoring import Result, score
 from dipole.text.senteval.tasks import READERS, Sentence, Task, load_task
@@ -28,7 +33,10 @@ KNOWN = (
 )  # fmt: skip
 
 ASKED = 16  # sentences that are encoded again to check cached features
+BATCH = 32  # sentences that a model sees at a time
 
+Encode = Callable[[list[str]], Any]
+Pooling = Literal["mean", "cls", "pooler"]
 Batcher = Callable[["Params", list[Sentence]], Any]
 Prepare = Callable[["Params", list[Sentence]], Any]
 
@@ -36,14 +44,9 @@ Prepare = Callable[["Params", list[Sentence]], Any]
 class Params(dict):
     """SentEval's parameters: a dictionary whose keys are attributes, too. A missing one is None."""
 
-    def __getattr__(self, name: str) -> Any:
-        return self.get(name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self[name] = value
-
-    def __delattr__(self, name: str) -> None:
-        del self[name]
+    __getattr__ = dict.get
+    __setattr__ = dict.__setitem__
+    __delattr__ = dict.__delitem__
 
 
 class SE:
@@ -85,8 +88,6 @@ class SE:
             Classifier.from_params(self.params.classifier),
             check_device(self.params.device or "cpu"),
         )
-        if self.params.cache:
-            _check_cache(self.params)
         self.batcher = batcher
         self.prepare = prepare or (lambda params, samples: None)
         self.list_tasks = list(READERS)
@@ -123,7 +124,7 @@ class SE:
 
     def _encode(self, task: Task) -> dict[tuple[str, ...], np.ndarray]:
         """Encode each distinct sentence of the task once, short ones first."""
-        distinct = _distinct([task])
+        distinct = _distinct(task.samples())
         self.prepare(self.params, task.samples())
         path = None
         if self.params.cache:
@@ -174,22 +175,21 @@ def _check(params: Params) -> None:
         raise OptionError(f"usepytorch must be True or False, got {params.usepytorch!r}")
     if params.similarity is not None and not callable(params.similarity):
         raise OptionError(f"similarity must be a function of two vectors, got {params.similarity!r}")
-
-
-def _check_cache(params: Params) -> None:
-    """Raise before hours of encoding for a cache that cannot be written."""
+    if not params.cache:
+        return
     if not params.cache_key:
         raise OptionError("cache needs 'cache_key', a name that tells this encoder's features from others'")
     if not isinstance(params.cache, str | Path):
         raise OptionError(f"cache must be a folder, got {params.cache!r:.60}")
+    # Before hours of encoding.
     with disk_refusing(f"cache: the folder {str(params.cache)[:200]} cannot be written", OptionError, "cache"):
         Path(params.cache).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=params.cache):
             pass
 
 
-def _distinct(tasks: Iterable[Task]) -> list[tuple[str, ...]]:
-    return sorted({tuple(s) for task in tasks for s in task.samples()}, key=lambda s: (len(s), s))
+def _distinct(sentences: Iterable[Sentence]) -> list[tuple[str, ...]]:
+    return sorted(set(map(tuple, sentences)), key=lambda sentence: (len(sentence), sentence))
 
 
 def evaluate(
@@ -238,7 +238,7 @@ def evaluate(
     encode = as_encode(encode, batch_size, tokenizer, pooling)
     shown = Progress(quiet=not progress)
     loaded = [load_task(name, task_path, check) for name in task_names(tasks)]
-    distinct = _distinct(loaded)
+    distinct = _distinct(sentence for task in loaded for sentence in task.samples())
     shown.start("SentEval", len(loaded), 0, "task")
     results: dict[str, Result] = {}
     try:
@@ -285,3 +285,139 @@ def for_genuine(encode: Any) -> tuple[Prepare, Batcher]:
         return np.stack([known[s] for s in sentences])
 
     return prepare, batcher
+
+
+def as_encode(encoder: Any, batch_size: int | None = None, tokenizer: Any = None, pooling: Pooling = "mean") -> Encode:
+    """Return a function from sentences to vectors (n, d). Arguments are those of `evaluate`.
+
+    Raise OptionError if the encoder is of another kind, an option is out of range, or there is no tokenizer.
+    """
+    if batch_size is not None:
+        check_whole(batch_size, "batch_size", 1)
+    method = getattr(encoder, "encode", None)
+    # Texts and tokenizers have a method of this name too.
+    is_other = isinstance(encoder, str | type) or hasattr(encoder, "convert_ids_to_tokens")
+    if is_other or not (callable(method) or callable(encoder)):
+        raise OptionError(
+            f"the encoder must be a function from sentences to vectors (n, d), a SentenceTransformer or a model of "
+            f"transformers, got {encoder!r:.60}"
+        )
+    if isinstance(encoder, nn.Module) and not callable(method):
+        return _in_batches(_pooled_states(encoder, tokenizer, pooling), batch_size or BATCH)
+    if tokenizer is not None or pooling != "mean":
+        raise OptionError(f"tokenizer and pooling are of a model of transformers, and {type(encoder).__name__} is none")
+    if not callable(method):
+        return _in_batches(encoder, batch_size)
+    known = signature(method).parameters
+    given = {"batch_size": batch_size or BATCH, "show_progress_bar": False}
+    options = {name: value for name, value in given.items() if name in known}
+    if "batch_size" in options:
+        return lambda sentences: method(sentences, **options)
+    return _in_batches(lambda sentences: method(sentences, **options), batch_size)
+
+
+def _in_batches(encode: Encode, size: int | None) -> Encode:
+    if size is None:
+        return encode
+
+    def encode_all(sentences: list[str]) -> np.ndarray:
+        batches = [sentences[start : start + size] for start in range(0, len(sentences), size)]
+        return same_width([as_rows(encode(batch), len(batch), "encode") for batch in batches], "encode")
+
+    return encode_all
+
+
+def _pooled_states(model: nn.Module, tokenizer: Any, pooling: Pooling) -> Encode:
+    config, base = getattr(model, "config", None), getattr(model, "base_model", None)
+    if config is None or not isinstance(base, nn.Module):
+        raise OptionError(
+            f"{type(model).__name__} is no model of transformers and has no method `encode`: give a function from "
+            "sentences to vectors (n, d)"
+        )
+    if pooling not in get_args(Pooling):
+        raise OptionError(f"pooling must be one of {', '.join(get_args(Pooling))}, got {pooling!r}")
+    from transformers import AutoTokenizer
+
+    from dipole.core.utils.backbone import positions
+    from dipole.text.model import is_first_token_blind  # it needs the packages of such models
+
+    if getattr(config, "is_encoder_decoder", False):
+        base = cast(Any, base).get_encoder()
+    if pooling == "cls" and is_first_token_blind(base):
+        raise OptionError(
+            f"pooling='cls' takes the first token, which sees no other token in the causal model "
+            f"{type(model).__name__}: sentences would have one vector. Take pooling='mean'"
+        )
+    name = getattr(model, "name_or_path", "")
+    if tokenizer is None:
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name)
+        except (OSError, ValueError) as error:
+            raise OptionError(
+                f"no tokenizer is saved with {type(model).__name__} ({name or 'made in memory'}): give tokenizer=..."
+            ) from error
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+    if not callable(tokenizer):
+        raise OptionError(f"tokenizer must be one of transformers, such as AutoTokenizer gives, got {tokenizer!r}")
+    if tokenizer.pad_token is None:
+        raise OptionError("the tokenizer has no padding token: set tokenizer.pad_token = tokenizer.eos_token")
+    limit = min(tokenizer.model_max_length, positions(base) or torch.inf)
+    options: dict[str, Any] = {"padding": True, "padding_side": "right", "return_tensors": "pt"}
+    if limit < 10**6:  # tokenizers without a limit say 10^30
+        options |= {"truncation": True, "max_length": int(limit)}
+    empty = ""
+    if not tokenizer("")["input_ids"]:
+        empty = "."
+
+    @torch.inference_mode()
+    def encode(sentences: list[str]) -> Tensor:
+        tokens = tokenizer([sentence or empty for sentence in sentences], **options)
+        tokens = tokens.to(next(model.parameters()).device)
+        with in_mode(False, model):
+            found = base(**tokens, return_dict=True)
+        if pooling == "pooler":
+            if getattr(found, "pooler_output", None) is None:
+                raise OptionError(f"{type(model).__name__} has no pooler: take pooling='mean' or 'cls'")
+            return found.pooler_output
+        states = found.last_hidden_state.float()
+        if pooling == "cls":
+            return states[:, 0]
+        mask = tokens["attention_mask"].unsqueeze(2)
+        return (states * mask).sum(1) / mask.sum(1).clamp_min(1)
+
+    return encode
+
+
+def as_rows(value: Any, count: int, where: str) -> np.ndarray:
+    """Return the vectors of `count` sentences, (n, d), finite, in float32 or float64. Raise DataError for others."""
+    name = f"{where}: the vectors of {counted(count, 'sentence')}"
+    if isinstance(value, Tensor):
+        value = value.to_dense()
+    elif hasattr(value, "toarray"):  # a sparse matrix of scipy
+        value = value.toarray()
+    found = full_precision(as_matrix(name, value, error=DataError))
+    if len(found) != count:
+        raise DataError(f"{name} have shape {tuple(found.shape)}: the encoder must return one each, (n, d).")
+    return finite_rows(found, where, "vector").cpu().numpy()
+
+
+def same_width(parts: Sequence[np.ndarray], where: str) -> np.ndarray:
+    """One array of those of several batches."""
+    widths = sorted({part.shape[1] for part in parts})
+    if len(widths) > 1:
+        raise DataError(f"{where}: the encoder returned vectors of {' and '.join(map(str, widths[:4]))} numbers")
+    return np.concatenate(parts)
+
+
+def task_names(tasks: Any) -> list[str]:
+    """Names of tasks as a list, each once. Raise OptionError for anything else, and for none."""
+    if isinstance(tasks, str):
+        return [tasks]
+    if isinstance(tasks, Iterable) and not isinstance(tasks, bytes):
+        names = list(tasks)
+        if isinstance(tasks, set | frozenset):
+            names.sort(key=str)
+        if names and all(isinstance(name, str) for name in names):
+            return list(dict.fromkeys(names))
+    raise OptionError(f"tasks must be names such as ['MR', 'CR'], got {str(tasks)[:60]!r}")

@@ -4,7 +4,7 @@ All problems are solved together, one by one, or as SentEval's PyTorch does.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -93,36 +93,30 @@ def arranged(task: Task, protocol: str) -> dict[str, Split]:
     if task.kind == "nested":
         split = task.splits["all"]
         used = [i for i, sentence in enumerate(split.sentences[0]) if sentence or not task.drops_empty]
-        order = np.arange(len(used))
-        np.random.RandomState(SKIP_SEED).shuffle(order)
-        return {"all": _take(split, [used[i] for i in order])}
+        return {"all": split.take(sklearn_shuffle(used, random_state=SKIP_SEED))}
     if task.shuffled == "rows":
         train = task.splits["train"]
-        order = sklearn_shuffle(np.arange(len(train)), random_state=SKIP_SEED)
-        return {"train": _take(train, order), "test": task.splits["test"]}
+        return {**task.splits, "train": train.take(sklearn_shuffle(range(len(train)), random_state=SKIP_SEED))}
     return dict(task.splits)
-
-
-def _take(split: Split, order: Sequence[int]) -> Split:
-    return Split([[side[i] for i in order] for side in split.sentences], [split.labels[i] for i in order])
 
 
 def problems_of(task: Task, splits: dict[str, Split], y: np.ndarray, settings: ProbeSettings) -> list[ProbeProblem]:
     """Divide the rows of a task, split after split in the labels `y` (N,), into problems."""
-    rows: dict[str, np.ndarray] = {}
-    start = 0
-    for name, split in splits.items():
-        rows[name] = np.arange(start, start + len(split))
-        start += len(split)
+    bounds = np.cumsum([len(split) for split in splits.values()])
+    rows = dict(zip(splits, np.split(np.arange(len(y)), bounds[:-1]), strict=True))
+
+    def inner(folds: Any, train: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+        return [(train[a], train[b]) for a, b in folds.split(train, y[train])]
+
     if task.kind == "nested":
         _check_kfold(task, y, settings.kfold)
         folds = _folds(settings, OUTER_SEED)
-        problems = [ProbeProblem(train, test, None, _inner(folds, train, y)) for train, test in folds.split(y, y)]
+        problems = [ProbeProblem(train, test, None, inner(folds, train)) for train, test in folds.split(y, y)]
     elif task.kind == "holdout":
         train = rows["train"]
         _check_kfold(task, y[train], settings.kfold)
         folds = _folds(settings, settings.seed, shuffled=task.shuffled == "folds")
-        problems = [ProbeProblem(train, rows["test"], None, _inner(folds, train, y))]
+        problems = [ProbeProblem(train, rows["test"], None, inner(folds, train))]
     else:
         problems = [ProbeProblem(rows["train"], rows["test"], rows["dev"], [(rows["train"], rows["dev"])])]
     for problem in problems:
@@ -153,11 +147,6 @@ def _folds(settings: ProbeSettings, seed: int, shuffled: bool = False) -> Any:
     if shuffled:
         return KFold(settings.kfold, shuffle=True, random_state=SKIP_SEED)
     return KFold(settings.kfold)
-
-
-def _inner(folds: Any, train: np.ndarray, y: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Divide training rows again."""
-    return [(train[a], train[b]) for a, b in folds.split(train, y[train])]
 
 
 @dataclass

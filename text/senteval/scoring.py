@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,27 +80,22 @@ def score(
     def matrix(sentences: list[Sentence]) -> np.ndarray:
         return np.stack([embeddings[tuple(sentence)] for sentence in sentences])
 
+    splits = arranged(task, settings.protocol)
     if task.kind == "sts":
-        result = _score_sts(task, matrix, params.get("similarity") or cosine)
+        result = _score_sts(task.name, splits, matrix, params.get("similarity") or cosine)
     else:
-        splits = arranged(task, settings.protocol)
-        halves = int(params.get("halves") or 1)
-
-        def features(split: Split) -> np.ndarray:
+        x = {}
+        for name, split in splits.items():
             sides = [matrix(side) for side in split.sentences]
             if settings.protocol == "skip-thoughts":
-                sides = [halves_normalised(side, halves) for side in sides]
-            if task.pairs:
-                return pair_features(*sides)
-            return sides[0]
-
-        x = {name: features(split) for name, split in splits.items()}
+                sides = [halves_normalised(side, int(params.get("halves") or 1)) for side in sides]
+            x[name] = pair_features(*sides) if task.pairs else sides[0]
         largest = max(map(largest_value, x.values()))
         if not largest <= LARGEST:
             raise DataError(f"{task.name}: features reach {largest:.3g}, the limit is {LARGEST:.0e}; scale the vectors")
         if task.kind == "relatedness":
-            gold = {name: split.labels for name, split in splits.items()}
-            result = Result(relatedness_result(x, gold, settings.seed))
+            scores = {name: split.labels for name, split in splits.items()}
+            result = Result(relatedness_result(x, scores, settings.seed))
         else:
             result = _classification(task, splits, classify(task, splits, x, settings))
     result.protocol, result.changed = settings.protocol, task.changed
@@ -124,24 +120,22 @@ def _classification(task: Task, splits: dict[str, Split], probe: Probe) -> Resul
     return result
 
 
-def _score_sts(task: Task, matrix: Callable, similarity: Callable) -> Result:
+def _score_sts(task: str, splits: dict[str, Split], matrix: Callable, similarity: Callable) -> Result:
+    def number(value: Any) -> float:
+        try:
+            found = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            found = math.nan
+        if not math.isfinite(found):
+            raise DataError(f"{task}: similarity returned {str(value)[:60]!r}; it must be a finite number")
+        return found
+
     systems, golds = {}, {}
-    for name, split in task.splits.items():
-        split = split.sorted()
+    for name, split in splits.items():
         left, right = (matrix(side) for side in split.sentences)
-        systems[name] = [_number(similarity(u, v), task.name) for u, v in zip(left, right, strict=True)]
+        systems[name] = [number(similarity(u, v)) for u, v in zip(left, right, strict=True)]
         golds[name] = split.labels
     return Result(sts_result(systems, golds))
-
-
-def _number(value: Any, task: str) -> float:
-    try:
-        found = float(value)
-    except (TypeError, ValueError, RuntimeError):
-        found = math.nan
-    if not math.isfinite(found):
-        raise DataError(f"{task}: similarity returned {str(value)[:60]!r}; it must be a finite number")
-    return found
 
 
 def describe(name: str, result: Mapping[str, Any]) -> str:
@@ -205,20 +199,18 @@ class Correlation(NamedTuple):
 
     correlation: float
     pvalue: float
-
-    @property
-    def statistic(self) -> float:
-        """Return the coefficient."""
-        return self.correlation
+    statistic = property(itemgetter(0))
 
 
-def correlation(function: Callable, left: ArrayLike, right: ArrayLike) -> Correlation:
-    """Return coefficient and p-value. They are (0, 1) if one side is constant."""
+def correlation(measure: str, left: ArrayLike, right: ArrayLike) -> Correlation:
+    """Return coefficient and p-value of a measure in `MEASURES`. They are (0, 1) if one side is constant."""
+    from scipy import stats
+
     x, y = np.asarray(left, dtype=np.float64), np.asarray(right, dtype=np.float64)
     if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return Correlation(0.0, 1.0)
-    result = function(x, y)
-    return Correlation(float(result[0]), float(result[1]))
+    found, pvalue = getattr(stats, f"{measure}r")(x, y)
+    return Correlation(float(found), float(pvalue))
 
 
 def relatedness_result(
@@ -230,8 +222,6 @@ def relatedness_result(
     if the dev Pearson rose, and the fourth look without a rise ends the training (SentEval, tools/relatedness.py).
     Keys are "train", "dev" and "test", features (N, 2d), scores from 0 to 5.
     """
-    from scipy.stats import pearsonr, spearmanr
-
     stream = np.random.RandomState(seed)
     x = {split: torch.as_tensor(value).float() for split, value in features.items()}
     target = torch.as_tensor(soft_targets(scores["train"]))
@@ -256,7 +246,7 @@ def relatedness_result(
                 loss.backward()
                 optimizer.step()
         passes += PASSES
-        found = correlation(pearsonr, predict(x["dev"]), scores["dev"])[0]
+        found = correlation("pearson", predict(x["dev"]), scores["dev"])[0]
         if found > best:
             best, kept = found, {name: value.clone() for name, value in model.state_dict().items()}
         else:
@@ -268,8 +258,7 @@ def relatedness_result(
     gold = np.asarray(scores["test"], dtype=np.float64)
     return {
         "devpearson": best,
-        "pearson": correlation(pearsonr, predicted, gold)[0],
-        "spearman": correlation(spearmanr, predicted, gold)[0],
+        **{measure: correlation(measure, predicted, gold)[0] for measure in MEASURES},
         "mse": float(np.mean((predicted - gold) ** 2)),
         "yhat": predicted.tolist(),
         "ndev": len(scores["dev"]),
@@ -291,25 +280,19 @@ def sts_result(systems: Mapping[str, Sequence[float]], golds: Mapping[str, Seque
     """Correlations per data set and over all of them, in SentEval's keys: "mean" and "wmean" over the data sets (plain
     and weighted by their sizes), and "all" of all pairs of all data sets, as in SimCSE.
     """
-    from scipy.stats import pearsonr, spearmanr
-
     results: dict[str, Any] = {}
     for name, scores in systems.items():
-        results[name] = {
-            "pearson": correlation(pearsonr, scores, golds[name]),
-            "spearman": correlation(spearmanr, scores, golds[name]),
-            "nsamples": len(scores),
-        }
+        results[name] = {measure: correlation(measure, scores, golds[name]) for measure in MEASURES}
+        results[name]["nsamples"] = len(scores)
     sizes = [results[name]["nsamples"] for name in systems]
-    system = np.concatenate([np.asarray(s, dtype=np.float64) for s in systems.values()])
-    gold = np.concatenate([np.asarray(golds[name], dtype=np.float64) for name in systems])
+    system, gold = (np.concatenate([part[name] for name in systems]) for part in (systems, golds))
     overall = {}
-    for measure, function in (("pearson", pearsonr), ("spearman", spearmanr)):
+    for measure in MEASURES:
         each = [results[name][measure][0] for name in systems]
         overall[measure] = {
             "mean": float(np.mean(each)),
             "wmean": float(np.average(each, weights=sizes)),
-            "all": correlation(function, system, gold)[0],
+            "all": correlation(measure, system, gold)[0],
         }
     results["all"] = overall
     return results
@@ -325,29 +308,21 @@ def published_rows(table: str) -> list[tuple[str, dict[str, float | None]]]:
     ]
 
 
-def six_task_table(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """Ours first (encoder -> task -> result), then the published rows, accuracies in percent."""
+def six_task_table(found: Mapping[str, Result], name: str = "this run") -> str:
+    """Ours first (task -> result), then the published rows, accuracies in percent."""
     columns = [*SIX_TASKS, "SUBJ*", "MPQA*"]
-    lines = [f"{'':<28}" + "".join(f"{column:>8}" for column in columns)]
-    protocols = set()
-    for name, found in results.items():
-        values = {task: found[task]["acc"] for task in SIX_TASKS if task in found}
-        protocols |= {r.protocol for r in found.values() if isinstance(r, Result)}
-        lines.append(_line(name, columns, values | {"SUBJ*": values.get("SUBJ"), "MPQA*": values.get("MPQA")}))
-        errors = {task: r.standard_error for task, r in found.items() if isinstance(r, Result)}
-        lines.append(_line("  standard error", columns, errors))
+    accuracies = {task: found[task]["acc"] for task in SIX_TASKS if task in found}
+    accuracies |= {"SUBJ*": accuracies.get("SUBJ"), "MPQA*": accuracies.get("MPQA")}
+    errors = {task: result.standard_error for task, result in found.items()}
+    lines = [_head(columns), _line(name, columns, accuracies), _line("  standard error", columns, errors)]
     seen = []
     for table in PUBLISHED:
-        for name, values in published_rows(table):
-            if (name, values) not in seen:
-                seen.append((name, values))
-                lines.append(_line(name, columns, values | {"SUBJ*": values["MPQA"], "MPQA*": values["SUBJ"]}, table))
-    lines += [
-        "",
-        f"Protocol of our rows: {', '.join(sorted(protocols)) or 'unknown'}; the papers': skip-thoughts.",
-        EXCHANGED,
-    ]
-    return "\n".join(lines)
+        for method, values in published_rows(table):
+            if (method, values) not in seen:
+                seen.append((method, values))
+                lines.append(_line(method, columns, values | {"SUBJ*": values["MPQA"], "MPQA*": values["SUBJ"]}, table))
+    protocols = ", ".join(sorted({result.protocol for result in found.values()})) or "unknown"
+    return "\n".join([*lines, "", f"Protocol of our rows: {protocols}; the papers': skip-thoughts.", EXCHANGED])
 
 
 STS_COLUMNS = {
@@ -360,34 +335,34 @@ STS_COLUMNS = {
 COSINE = "-cosine"  # a name of two tasks may end so
 
 
-def sts_table(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+def sts_table(given: Mapping[str, Any], name: str = "this run") -> str:
     """Spearman's correlation times 100, each column over all its pairs. The mean needs all seven test columns."""
     columns = [*STS_COLUMNS, "mean"]
-    lines = [f"{'':<28}" + "".join(f"{column:>11}" for column in columns)]
-    for name, given in results.items():
-        found = {task.removesuffix(COSINE): result for task, result in given.items()}
-        values = {
-            column: 100 * (found[task]["all"]["spearman"]["all"] if part == "all" else found[task][part]["spearman"][0])
-            for column, (task, part) in STS_COLUMNS.items()
-            if task in found
-        }
-        tested = [values.get(column) for column in columns[:7]]
-        if None not in tested:
-            values["mean"] = sum(filter(None, tested)) / len(tested)
-        lines.append(_line(name, columns, values, width=11, digits=2))
-    return "\n".join(lines)
+    found = {task.removesuffix(COSINE): result for task, result in given.items()}
+    values = {
+        column: 100 * (found[task]["all"]["spearman"]["all"] if part == "all" else found[task][part]["spearman"][0])
+        for column, (task, part) in STS_COLUMNS.items()
+        if task in found
+    }
+    if all(column in values for column in columns[:7]):
+        values["mean"] = sum(values[column] for column in columns[:7]) / 7
+    return "\n".join([_head(columns, 11), _line(name, columns, values, width=11, digits=2)])
 
 
-def written_tables(found: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+def written_tables(found: Mapping[str, Result]) -> dict[str, str]:
     """File name -> table of what one encoder reached, for its run's folder."""
     tables = {}
     names = {task.removesuffix(COSINE) for task in found}
     sts = any(task in names for task, _ in STS_COLUMNS.values())
     if not sts or any(task in found for task in SIX_TASKS):
-        tables["senteval.txt"] = six_task_table({"this run": found})
+        tables["senteval.txt"] = six_task_table(found)
     if sts:
-        tables["sts.txt"] = sts_table({"this run": found})
+        tables["sts.txt"] = sts_table(found)
     return tables
+
+
+def _head(columns: list[str], width: int = 8) -> str:
+    return f"{'':<28}" + "".join(column.rjust(width) for column in columns)
 
 
 def _line(

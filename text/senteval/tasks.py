@@ -13,6 +13,7 @@ from dipole.core.utils.errors import DataError, OptionError, nearest
 from dipole.core.utils.text import counted, warn
 
 Sentence = list[str]
+Label = Callable[[str, int, list[str]], float]  # of a file, a line number and its fields
 SIX_TASKS = ("MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC")
 
 
@@ -34,6 +35,9 @@ class Split:
     def sorted(self) -> "Split":
         """Order by sentence lengths, then label: SentEval draws its folds on this order."""
         order = sorted(range(len(self)), key=lambda i: (*(len(side[i]) for side in self.sentences), self.labels[i]))
+        return self.take(order)
+
+    def take(self, order: Sequence[int]) -> "Split":
         return Split([[side[i] for i in order] for side in self.sentences], [self.labels[i] for i in order])
 
 
@@ -123,10 +127,8 @@ class TaskFiles:
         if head.startswith(b"version https://git-lfs"):
             raise DataError(f"{path} is a Git LFS pointer, not the data. Run `git lfs pull` where it came from")
         known, found = DIGESTS.get(relative), hashlib.sha256(raw).hexdigest()
-        said = (
-            f"{path} is not the known file: its sha256 is {found}, expected {known}. Results on it are not comparable "
-            "with others'"
-        )
+        said = f"{path} is not the known file: its sha256 is {found}, expected {known}. "
+        said += "Results on it are not comparable with others'"
         if known not in (None, found) and said not in self.changed:
             self.changed.append(said)
             warn(f"{self.task}: {said}")
@@ -152,15 +154,8 @@ class TaskFiles:
                 raise self.error(relative, number, f"{has}, expected {columns}")
             yield number, found
 
-    def score(self, relative: str, line: int, text: str) -> float:
-        """Return a similarity from 0 to 5."""
-        return self._number(relative, line, text, float, "score", 5)
-
-    def label(self, relative: str, line: int, text: str, classes: int) -> int:
-        """Return a label 0..classes-1."""
-        return int(self._number(relative, line, text, int, "label", classes - 1))
-
-    def _number(self, relative: str, line: int, text: str, kind: Callable, what: str, most: int) -> float:
+    def number(self, relative: str, line: int, text: str, most: int, kind: type[int | float] = int) -> int | float:
+        """Return a label, or a similarity of the kind float, from 0 to `most`."""
         try:
             found = kind(text)
         except ValueError:
@@ -168,8 +163,17 @@ class TaskFiles:
         if not math.isfinite(found):
             raise self.error(relative, line, f"{text[:60]!r} is not a number")
         if not 0 <= found <= most:
+            what = {int: "label", float: "score"}[kind]
             raise self.error(relative, line, f"the {what} {text.strip()[:60]} is none of 0 to {most}")
         return found
+
+    def pairs(self, relative: str, columns: int, left: int, label: Label, expected: int, head: int = 0) -> Split:
+        """Read pairs of sentences in the columns `left` and `left + 1`, below `head` lines."""
+        rows = list(self.fields(relative, columns))[head:]
+        sides = [[fields[column].split() for _, fields in rows] for column in (left, left + 1)]
+        split = Split(sides, [label(relative, number, fields) for number, fields in rows])
+        self.expect(relative, len(split), expected)
+        return split
 
     def expect(self, relative: str, found: int, expected: int, hint: str = "") -> None:
         if self.check and found != expected:
@@ -273,27 +277,23 @@ def sst(name: str, files: TaskFiles) -> Task:
                 label, _, text = line.strip().partition(" ")
             else:
                 text, label, *_ = [*line.strip().split("\t"), ""]
-            labels.append(files.label(relative, number, label, classes))
+            labels.append(files.number(relative, number, label, classes - 1))
             sentences.append(text.split())
         files.expect(relative, len(labels), expected)
         splits[split] = Split([sentences], labels)
     return Task(name, "split", splits, classes=classes)
 
 
-def _pairs(rows: Sequence[tuple[int, list[str]]], left: int, labels: Sequence[float]) -> Split:
-    """Pairs of sentences in the columns `left` and `left + 1`."""
-    return Split([[fields[column].split() for _, fields in rows] for column in (left, left + 1)], labels)
-
-
 def mrpc(name: str, files: TaskFiles) -> Task:
     """Whether one sentence says what the other does."""
+
+    def label(relative: str, number: int, fields: list[str]) -> float:
+        return files.number(relative, number, fields[0], 1)
+
     splits = {}
     for split, expected in (("train", 4076), ("test", 1725)):
         relative = f"downstream/MRPC/msr_paraphrase_{split}.txt"
-        rows = list(files.fields(relative, 5))[1:]  # without the header
-        labels = [files.label(relative, number, fields[0], 2) for number, fields in rows]
-        splits[split] = _pairs(rows, 3, labels)
-        files.expect(relative, len(splits[split]), expected)
+        splits[split] = files.pairs(relative, 5, 3, label, expected, head=1)
         if files.check and "<QUOTE>" in files.text(relative, "utf-8"):
             raise DataError(
                 f"{files.root / relative}: double quotes stand as <QUOTE>; this copy was altered. Fetch the file "
@@ -304,20 +304,18 @@ def mrpc(name: str, files: TaskFiles) -> Task:
 
 def sick(name: str, files: TaskFiles) -> Task:
     """Relatedness (by cosine, or learned) and entailment of sentence pairs."""
-    splits = {}
-    for split, part, expected in (("train", "train", 4500), ("dev", "trial", 500), ("test", "test_annotated", 4927)):
-        relative = f"downstream/SICK/SICK_{part}.txt"
-        rows = list(files.fields(relative, 5))[1:]  # without the header
-        labels: list[float] = []
-        for number, fields in rows:
-            if name != "SICKEntailment":
-                labels.append(files.score(relative, number, fields[3]))
-            elif fields[4] in JUDGMENTS:
-                labels.append(JUDGMENTS.index(fields[4]))
-            else:
-                raise files.error(relative, number, f"label {fields[4]!r} is none of {', '.join(JUDGMENTS)}")
-        splits[split] = _pairs(rows, 1, labels)
-        files.expect(relative, len(splits[split]), expected)
+
+    def label(relative: str, number: int, fields: list[str]) -> float:
+        if name != "SICKEntailment":
+            return files.number(relative, number, fields[3], 5, float)
+        if fields[4] not in JUDGMENTS:
+            raise files.error(relative, number, f"label {fields[4]!r} is none of {', '.join(JUDGMENTS)}")
+        return JUDGMENTS.index(fields[4])
+
+    splits = {
+        split: files.pairs(f"downstream/SICK/SICK_{part}.txt", 5, 1, label, expected, head=1)
+        for split, part, expected in (("train", "train", 4500), ("dev", "trial", 500), ("test", "test_annotated", 4927))
+    }
     if name == "SICKEntailment":
         return Task(name, "split", splits, classes=3, pairs=True)
     return _similarity(name, splits)
@@ -325,16 +323,17 @@ def sick(name: str, files: TaskFiles) -> Task:
 
 def sts_benchmark(name: str, files: TaskFiles) -> Task:
     """Similarity of sentence pairs, by cosine as SimCSE does, or learned as SentEval does."""
+
+    def label(relative: str, number: int, fields: list[str]) -> float:
+        return files.number(relative, number, fields[4], 5, float)
+
     folder = name
     if name != "STSBenchmark-fix":
         folder = "STSBenchmark"
-    splits = {}
-    for split, expected in (("train", 5749), ("dev", 1500), ("test", 1379)):
-        relative = f"downstream/STS/{folder}/sts-{split}.csv"
-        rows = list(files.fields(relative, 7))
-        labels = [files.score(relative, number, fields[4]) for number, fields in rows]
-        splits[split] = _pairs(rows, 5, labels)
-        files.expect(relative, len(splits[split]), expected)
+    splits = {
+        split: files.pairs(f"downstream/STS/{folder}/sts-{split}.csv", 7, 5, label, expected)
+        for split, expected in (("train", 5749), ("dev", 1500), ("test", 1379))
+    }
     return _similarity(name, splits)
 
 
@@ -359,7 +358,7 @@ def sts(name: str, files: TaskFiles) -> Task:
         judged = [i for i, score in enumerate(scores) if score.strip()]  # pairs without a gold score are left out
         splits[dataset] = Split(
             [[pairs[i][side].split() for i in judged] for side in (0, 1)],
-            [files.score(golds, i + 1, scores[i]) for i in judged],
+            [files.number(golds, i + 1, scores[i], 5, float) for i in judged],
         )
     return Task(name, "sts", splits, pairs=True)
 
@@ -368,12 +367,12 @@ def probing(name: str, files: TaskFiles) -> Task:
     """Which property of a sentence can be read from its vector."""
     relative = f"probing/{PROBING[name]}.txt"
     found: dict[str, tuple[list[Sentence], list[str]]] = {split: ([], []) for split in PARTS.values()}
-    for number, fields in files.fields(relative, 3):
-        if fields[0] not in PARTS:
-            raise files.error(relative, number, f"split {fields[0]!r} is none of {', '.join(PARTS)}")
-        sentences, labels = found[PARTS[fields[0]]]
-        sentences.append(fields[-1].split())
-        labels.append(fields[1])
+    for number, (part, label, *rest) in files.fields(relative, 3):
+        if part not in PARTS:
+            raise files.error(relative, number, f"split {part!r} is none of {', '.join(PARTS)}")
+        sentences, labels = found[PARTS[part]]
+        sentences.append(rest[-1].split())
+        labels.append(label)
     index = {label: i for i, label in enumerate(sorted(set(found["train"][1])))}
     splits = {}
     for split, (sentences, labels) in found.items():
@@ -393,9 +392,7 @@ READERS: dict[str, Callable[[str, TaskFiles], Task]] = {
     **dict.fromkeys(("SICKRelatedness", "SICKRelatedness-cosine", "SICKRelatedness-finetune", "SICKEntailment"), sick),
     **dict.fromkeys(("SST2", "SST5"), sst),
     **dict.fromkeys(STS, sts),
-    **dict.fromkeys(
-        ("STSBenchmark", "STSBenchmark-cosine", "STSBenchmark-finetune", "STSBenchmark-fix"), sts_benchmark
-    ),
+    **{f"STSBenchmark{kind}": sts_benchmark for kind in ("", "-cosine", "-finetune", "-fix")},
     "TREC": trec,
 }
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -95,19 +95,25 @@ class Fit:
 
 @dataclass
 class Fitted:
-    """Best accuracy on the early-stopping rows (R,) and the weights that reached it, one list of layers per decay."""
+    """Best accuracy on the early-stopping rows (R,), and weights (R, in, out) and biases (R, out) that reached it."""
 
     accuracy: np.ndarray
-    layers: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (R, in, out), (R, out)
+    layers: list[Tensor]  # in turn
 
     def predict(self, features: Tensor, decay: int = 0) -> np.ndarray:
         """Predicted labels (N,) of the model with this weight decay."""
-        hidden = features
-        for depth, (weight, bias) in enumerate(self.layers):
-            if depth:
-                hidden = torch.sigmoid(hidden)
-            hidden = hidden @ weight[decay] + bias[decay]
-        return hidden.argmax(-1).cpu().numpy()
+        layers = [part[None, decay : decay + 1] for part in self.layers]
+        return _logits(features[None], layers)[0, :, 0].argmax(-1).cpu().numpy()
+
+
+def _logits(rows: Tensor, layers: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
+    """Logits (F, B, R, K) of features (F, B, d), by weights (F, R, in, out) and biases (F, R, out) in turn."""
+    hidden = torch.einsum("fbd,frdh->fbrh", rows, layers[0]) + layers[1][:, None]
+    if len(layers) == 2:
+        return hidden
+    if mask is not None:
+        hidden = hidden * mask[:, None]
+    return torch.einsum("fbrh,frhk->fbrk", hidden.sigmoid(), layers[2]) + layers[3][:, None]
 
 
 def fit_all(
@@ -121,19 +127,18 @@ def fit_all(
     batch. The weight decay holds for the intercept. Without early-stopping rows the first 5 % of
     one permutation are split off.
     """
+    groups: dict[tuple[int, bool], list[int]] = {}
+    for number, fit in enumerate(fits):
+        groups.setdefault((len(fit.train), fit.dev is None), []).append(number)
     out: dict[int, Fitted] = {}
-    for size in {len(fit.train) for fit in fits}:
-        members = [i for i, fit in enumerate(fits) if len(fit.train) == size]
+    for members in groups.values():
         group = _Group(features, labels, classes, [fits[i] for i in members], settings, seed)
         out |= zip(members, group.run(), strict=True)
     return [out[i] for i in range(len(fits))]
 
 
 class _Group:
-    """Models with equally many training rows: F folds, R weight decays each.
-
-    `layers` are weights (F, R, in, out) and biases (F, R, out), of one layer or of two.
-    """
+    """Models with equally many training rows: F folds, R weight decays each."""
 
     def __init__(
         self, features: Tensor, labels: Tensor, classes: int, fits: list[Fit], settings: Classifier, seed: int
@@ -141,47 +146,47 @@ class _Group:
         device = features.device
         self.features, self.labels, self.settings = features, labels, settings
         self.stream = np.random.RandomState(seed)
-        rows, self.dev = [], []
-        shuffled = None
-        for fit in fits:
-            train, dev = fit.train, fit.dev
-            if dev is None:
-                if shuffled is None:
-                    shuffled = self.stream.permutation(len(train))
-                cut = int(0.05 * len(train))
-                train, dev = fit.train[shuffled[cut:]], fit.train[shuffled[:cut]]
-            rows.append(train)
-            self.dev.append(torch.as_tensor(dev).to(device))
-        self.train = torch.as_tensor(np.stack(rows)).to(device)  # (F, n)
+        train: np.ndarray = np.stack([fit.train for fit in fits])
+        dev: Any = [fit.dev for fit in fits]
+        if fits[0].dev is None:
+            order = self.stream.permutation(train.shape[1])
+            cut = int(0.05 * len(order))
+            train, dev = train[:, order[cut:]], train[:, order[:cut]]
+        self.train = torch.as_tensor(train).to(device)  # (F, n)
+        self.dev = [torch.as_tensor(rows).to(device) for rows in dev]
         self.decays = torch.tensor([list(fit.decays) for fit in fits]).to(device)  # (F, R)
         widths = [features.shape[1], classes]
         if settings.nhid:
             widths.insert(1, settings.nhid)
         size = sum((i + 1) * o for i, o in pairwise(widths))
-        check_fits(f"classifiers of {settings.nhid} hidden units", (*self.decays.shape, size), self.features)
+        check_fits(f"classifiers of {settings.nhid} hidden units", (*self.decays.shape, size), features)
+        self.masks = torch.Generator()
         with torch.random.fork_rng(devices=[]):  # all draws are the processor's
             torch.default_generator.manual_seed(seed)
             layers = [torch.nn.Linear(inputs, outputs) for inputs, outputs in pairwise(widths)]
-            self.stream_state = torch.get_rng_state()
+            self.masks.set_state(torch.get_rng_state())
         shared = [part for layer in layers for part in (layer.weight.T, layer.bias)]
         copies = [part.detach().expand(*self.decays.shape, *part.shape).contiguous().to(device) for part in shared]
-        self.layers = [part.requires_grad_() for part in copies]
+        self.layers = [part.requires_grad_() for part in copies]  # as `_logits` takes them
         self.optimizer = settings.optimizer(self.layers)
 
     def run(self) -> list[Fitted]:
-        folds, values = self.decays.shape
-        best = torch.full((folds, values), -1.0, dtype=torch.float64)
-        failures = torch.zeros(folds, values, dtype=torch.long)
-        stopped = torch.zeros(folds, values, dtype=torch.bool)
+        shape = self.decays.shape
+        best = torch.full(shape, -1.0, dtype=torch.float64)
+        failures = torch.zeros(shape, dtype=torch.long)
+        stopped = torch.zeros(shape, dtype=torch.bool)
         models = [part.detach().clone() for part in self.layers]
-        alive, epochs = list(range(folds)), 0
+        alive, epochs = list(range(len(best))), 0
         while alive and epochs <= self.settings.max_epoch:
             for _ in range(self.settings.epoch_size):
                 self._pass()
             epochs += self.settings.epoch_size
             layers = [part.detach() for part in self.layers]
             for position, fold in enumerate(alive):
-                accuracy = self._accuracy([part[position : position + 1] for part in layers], fold)
+                dev = self.dev[fold]
+                logits = _logits(self.features[dev][None], [part[position : position + 1] for part in layers])
+                right = logits[0].argmax(-1) == self.labels[dev][:, None]  # (n, R)
+                accuracy = right.sum(0).double().cpu() / len(dev)
                 better = ~stopped[fold] & (accuracy > best[fold])
                 missed = ~stopped[fold] & ~better
                 best[fold][better] = accuracy[better]
@@ -193,17 +198,19 @@ class _Group:
             if len(keep) < len(alive):
                 alive = [alive[position] for position in keep]
                 self._shrink(keep)
-        of_layers = list(zip(models[::2], models[1::2], strict=True))
-        return [Fitted(best[f].numpy(), [(weight[f], bias[f]) for weight, bias in of_layers]) for f in range(folds)]
+        return [Fitted(best[fold].numpy(), [part[fold] for part in models]) for fold in range(len(best))]
 
     def _pass(self) -> None:
         """One pass over the training rows, in the batches of SentEval."""
         order = torch.as_tensor(self.stream.permutation(self.train.shape[1])).to(self.train.device)
-        rows = self.train[:, order]  # (F, n)
-        for start in range(0, len(order), self.settings.batch_size):
-            picked = rows[:, start : start + self.settings.batch_size]
+        rate = self.settings.dropout
+        for picked in self.train[:, order].split(self.settings.batch_size, 1):
             x = self.features.index_select(0, picked.flatten()).view(*picked.shape, -1)  # (F, B, d)
-            logits = self._forward(x, self.layers, self._dropout(x.shape[1]))
+            mask = None
+            if self.settings.nhid and rate:  # all fits share torch's stream
+                mask = torch.empty(x.shape[1], self.settings.nhid).bernoulli_(1 - rate, generator=self.masks)
+                mask = (mask / (1 - rate)).to(x.device)
+            logits = _logits(x, self.layers, mask)
             truth = self.labels[picked][:, :, None].expand(logits.shape[:3])  # (F, B, R)
             loss = functional.cross_entropy(logits.movedim(-1, 1), truth, reduction="sum") / x.shape[1]
             gradients = torch.autograd.grad(loss, self.layers)
@@ -212,39 +219,13 @@ class _Group:
                 part.grad = (decay * part.detach()).add_(gradient)  # a fused Adam wants the strides of the part
             self.optimizer.step()
 
-    def _forward(self, rows: Tensor, layers: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
-        """Logits (F, B, R, K) of features (F, B, d)."""
-        hidden = torch.einsum("fbd,frdh->fbrh", rows, layers[0]) + layers[1][:, None]
-        if len(layers) == 2:
-            return hidden
-        if mask is not None:
-            hidden = hidden * mask[:, None]
-        return torch.einsum("fbrh,frhk->fbrk", hidden.sigmoid(), layers[2]) + layers[3][:, None]
-
-    def _dropout(self, batch: int) -> Tensor | None:
-        """The mask (B, H) that every fit of this size draws at this step: they share torch's stream."""
-        if not (self.settings.nhid and self.settings.dropout):
-            return None
-        with torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(self.stream_state)
-            mask = functional.dropout(torch.ones(batch, self.settings.nhid), self.settings.dropout)
-            self.stream_state = torch.get_rng_state()
-        return mask.to(self.features.device)
-
-    def _accuracy(self, layers: Sequence[Tensor], fold: int) -> Tensor:
-        """Accuracy (R,) of one fold's models on its early-stopping rows."""
-        dev = self.dev[fold]
-        predicted = self._forward(self.features[dev][None], layers)[0].argmax(-1)  # (n, R)
-        return (predicted == self.labels[dev][:, None]).sum(0).double().cpu() / len(dev)
-
     def _shrink(self, keep: list[int]) -> None:
         """Take finished folds out of the weights and out of the optimizer's state."""
-        for number, part in enumerate(self.layers):
-            self.layers[number] = part.detach()[keep].requires_grad_()
-            state = self.optimizer.state.pop(part, {})
+        for part in self.layers:
+            state = self.optimizer.state[part]
             for key, value in state.items():
                 if isinstance(value, Tensor) and value.shape == part.shape:
                     state[key] = value[keep]
-            self.optimizer.state[self.layers[number]] = state
-        self.optimizer.param_groups[0]["params"] = self.layers
+            part.grad = None
+            part.data = part.data[keep]
         self.decays, self.train = self.decays[keep], self.train[keep]
