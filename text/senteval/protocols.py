@@ -18,7 +18,7 @@ from dipole.core.evaluation.probes import measuring_device
 from dipole.core.train.launch import pick_device
 from dipole.core.utils.errors import ConfigError, DataError, OptionError, nearest
 from dipole.core.utils.text import counted
-from dipole.text.senteval.tasks import Split, Task
+from dipole.text.senteval.tasks import Split, Task, take
 from dipole.text.senteval.torch_classifier import Classifier, Fit, check_whole, fit_all
 
 PROTOCOLS = {
@@ -93,10 +93,11 @@ def arranged(task: Task, protocol: str) -> dict[str, Split]:
     if task.kind == "nested":
         split = task.splits["all"]
         used = [i for i, sentence in enumerate(split.sentences[0]) if sentence or not task.drops_empty]
-        return {"all": split.take(sklearn_shuffle(used, random_state=SKIP_SEED))}
+        return {"all": take(split, sklearn_shuffle(used, random_state=SKIP_SEED))}
     if task.shuffled == "rows":
         train = task.splits["train"]
-        return {**task.splits, "train": train.take(sklearn_shuffle(range(len(train)), random_state=SKIP_SEED))}
+        order = sklearn_shuffle(range(len(train)), random_state=SKIP_SEED)
+        return {**task.splits, "train": take(train, order)}
     return dict(task.splits)
 
 

@@ -35,10 +35,11 @@ class Split:
     def sorted(self) -> "Split":
         """Order by sentence lengths, then label: SentEval draws its folds on this order."""
         order = sorted(range(len(self)), key=lambda i: (*(len(side[i]) for side in self.sentences), self.labels[i]))
-        return self.take(order)
+        return take(self, order)
 
-    def take(self, order: Sequence[int]) -> "Split":
-        return Split([[side[i] for i in order] for side in self.sentences], [self.labels[i] for i in order])
+
+def take(split: Split, order: Sequence[int]) -> Split:
+    return Split([[side[i] for i in order] for side in split.sentences], [split.labels[i] for i in order])
 
 
 @dataclass(frozen=True)
