@@ -406,14 +406,15 @@ class RunFiles:
 
 def read_curves(path: Path, names: Iterable[str]) -> dict[str, Curve]:
     """Read the curves of the named quantities, without damaged lines and values that are no numbers."""
-    marks = {name: json.dumps(name).encode() for name in names}
+    marks = {name: json.dumps(name) for name in names}
     points: dict[str, list[tuple[float, float]]] = defaultdict(list)
     with suppress(ReceivedError):  # from an unreadable line on, the file is ignored
         for raw in read_lines(path):
-            if not any(mark in raw for mark in marks.values()):
-                continue
             try:
-                line = json.loads(raw)  # only numbers are taken, so the checks of `parse_json` are not needed
+                text = raw.decode()
+                if not any(mark in text for mark in marks.values()):
+                    continue
+                line = json.loads(text)  # only numbers are taken, so the checks of `parse_json` are not needed
             except (ValueError, RecursionError):
                 continue
             if isinstance(line, dict) and _is_number(step := line.get("step")):

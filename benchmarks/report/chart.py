@@ -72,7 +72,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart: the data as Vega reads them, words, and the function that draws, given the module `altair`.
+    """One chart: the data as Vega reads them, words, and a function of the module `altair` that returns the drawing.
 
     Without a `y_label` the y axis has names of rows. `shown` is the contents in words, for readers who cannot see the
     picture. `columns` are the fields of `rows` in the table of numbers, with their names there, or `table` is this
@@ -84,7 +84,7 @@ class Chart:
     y_label: str
     rows: Rows
     shown: str
-    draw: Callable[[Any], Any] = field(repr=False)
+    draw: Callable[[Any], dict[str, Any]] = field(repr=False)
     columns: Mapping[str, str] = field(default_factory=dict)
     datasets: Mapping[str, Rows] = field(default_factory=dict)
     is_narrow: bool = False
@@ -106,14 +106,13 @@ class Chart:
     def spec(self) -> dict[str, Any]:
         """The Vega-Lite spec, without configuration: the page and the files have one each."""
         library = altair()
-        within = {"top_level": False, "data": library.NamedData("rows")}
         with library.utils.schemapi.debug_mode(False):  # checking each part against the schema doubles the time
-            drawn: dict[str, Any] = self.draw(library).to_dict(validate=False, context=within)
-        if any(layer.get("name") == CHOICE["views"][0] for layer in drawn["layer"]):
-            drawn["params"] = [CHOICE]
+            drawn = self.draw(library)
         # Altair would copy the rows several times.
         about = {"description": self.description, "padding": self.padding}
         spec = {**about, "datasets": {"rows": self.rows, **self.datasets}, **drawn}
+        if any(layer.get("name") == CHOICE["views"][0] for layer in drawn["layer"]):
+            spec["params"] = [CHOICE]
         text = json.dumps(spec, ensure_ascii=False)
         return spec if text.isprintable() and "\\" not in text else _printable(spec)
 
@@ -212,8 +211,9 @@ def unless_chosen(shown: float, faint: float, **more: bool) -> Any:
 
 def tip(name: str, title: str | None = None, number_format: str | None = None) -> Any:
     """Return one line of a tooltip: a name, or a number if it has a format."""
-    given = {"type": "quantitative", "format": number_format} if number_format else {"type": "nominal"}
-    return altair().Tooltip(name, title=title or name, **given)
+    if number_format:
+        return altair().Tooltip(f"{name}:Q", title=title or name, format=number_format)
+    return altair().Tooltip(f"{name}:N", title=title or name)
 
 
 def series_by(labels: Sequence[str], references: Sequence[str] = ()) -> tuple[Any, Any, Any]:
@@ -228,7 +228,7 @@ def series_by(labels: Sequence[str], references: Sequence[str] = ()) -> tuple[An
     def channel(kind: Any, values: Sequence[Any], reference: Any, repeat: int = 1) -> Any:
         of = {label: values[i // repeat % len(values)] for i, label in enumerate(own)}
         scale = alt.Scale(domain=list(labels), range=[of.get(label, reference) for label in labels])
-        return kind("series", type="nominal", scale=scale, legend=legend, sort=None)
+        return kind("series:N", scale=scale, legend=legend, sort=None)
 
     return (
         channel(alt.Color, COLOURS, SOFT),
@@ -283,12 +283,15 @@ def first_of(names: Sequence[str], count: int) -> str:
     return text
 
 
-def layered(layers: Sequence[Any], width: Any, height: Any, **shared: Any) -> Any:
+def layered(layers: Sequence[Any], width: Any, height: Any, **shared: Any) -> dict[str, Any]:
     """Return layers over the data set `rows`, with the channels that they share."""
     alt = altair()
     encoding = alt.FacetedEncoding(**shared) if shared else alt.Undefined
+    data = alt.NamedData("rows")
     # `alt.layer` and `encode` would copy all layers.
-    return alt.LayerSpec(layer=layers, data=alt.NamedData("rows"), width=width, height=height, encoding=encoding)
+    spec = alt.LayerSpec(layer=layers, data=data, width=width, height=height, encoding=encoding)
+    drawn: dict[str, Any] = spec.to_dict(validate=False, context={"top_level": False, "data": data})
+    return drawn
 
 
 def _cell(value: str | float | None) -> Cell:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import pairwise
 from math import isfinite, log
 from typing import Any
@@ -86,7 +87,7 @@ def line_chart(
         is_log_y = not from_zero and min(numbers) > 0 and max(numbers) > WIDE_SPAN * min(numbers)
     is_narrow, has_bands = len(lines) == 1, any("low" in row for row in rows)
 
-    def draw(alt: Any) -> Any:
+    def draw(alt: Any) -> dict[str, Any]:
         labels = values_of(rows, "series")
         colour, shape, dash = series_by(labels, [line.label for line in lines if line.is_reference])
         x_axis, x_scale = alt.Axis(grid=False), alt.Scale(zero=False, nice=False)
@@ -154,20 +155,25 @@ def histogram(
     for label, each in densities.items():
         rows += [{"series": label, "x": short(x), "y": short(y)} for x, y in zip(edges, [*each, 0.0], strict=True)]
 
-    def draw(alt: Any) -> Any:
-        colour, _, dash = series_by(list(densities))
-        places = [row["x"] for row in rows]
-        x = alt.X("x:Q", title=x_label, scale=alt.Scale(domain=[min(places), max(places)], nice=False))
-        y = alt.Y("y:Q", title=y_label, scale=alt.Scale(domain=[0, max(top, *heights)]), stack=None)
-        filled = alt.Chart().mark_area(interpolate="step-after")
-        filled = filled.encode(opacity=unless_chosen(0.18, 0.03), tooltip=[tip("series", " ")])
-        outline = alt.Chart().mark_line(interpolate="step-after", strokeWidth=2)
-        outline = outline.encode(strokeDash=dash, opacity=unless_chosen(1.0, 0.12))
-        layers = [filled, outline.properties(name="series")]
-        return layered(layers, *NARROW, x=x, y=y, color=colour)
-
+    places = [row["x"] for row in rows]
+    reach = (min(places), max(places)), (0, max(top, *heights))
+    draw = partial(_densities, series=tuple(densities), labels=(x_label, y_label), reach=reach)
     shown, columns = f"Densities of {', '.join(densities)}.", {"series": "series", "x": f"{x_label} from", "y": y_label}
     return Chart(title, x_label, y_label, rows, shown, draw, columns, is_narrow=True)
+
+
+@cache  # a suite has many of them on the same axes
+def _densities(
+    alt: Any, series: tuple[str, ...], labels: tuple[str, str], reach: tuple[tuple[float, float], tuple[float, float]]
+) -> dict[str, Any]:
+    colour, _, dash = series_by(series)
+    x = alt.X("x:Q", title=labels[0], scale=alt.Scale(domain=reach[0], nice=False))
+    y = alt.Y("y:Q", title=labels[1], scale=alt.Scale(domain=reach[1]), stack=None)
+    filled = alt.Chart().mark_area(interpolate="step-after")
+    filled = filled.encode(opacity=unless_chosen(0.18, 0.03), tooltip=[tip("series", " ")])
+    outline = alt.Chart().mark_line(interpolate="step-after", strokeWidth=2)
+    outline = outline.encode(strokeDash=dash, opacity=unless_chosen(1.0, 0.12))
+    return layered([filled, outline.properties(name="series")], *NARROW, x=x, y=y, color=colour)
 
 
 def scatter_chart(
@@ -183,7 +189,7 @@ def scatter_chart(
     if not rows:
         return None
 
-    def draw(alt: Any) -> Any:
+    def draw(alt: Any) -> dict[str, Any]:
         across = up = alt.Scale(zero=False)
         if is_equal:
             domains = equal_scales([row["x"] for row in rows], [row["y"] for row in rows])
@@ -256,7 +262,7 @@ def interval_chart(title: str, x_label: str, rows: Sequence[ChartRow], reference
         datasets["reference"] = [{"x": reference}]
     is_log = reference is None and min(numbers) > 0 and max(numbers) > SPAN * min(numbers)
 
-    def draw(alt: Any) -> Any:
+    def draw(alt: Any) -> dict[str, Any]:
         labels, sources = values_of(found, "label"), values_of(found, "series")
         y = alt.Y("label:N", title=None, sort=None, axis=row_axis(labels, grid=True, gridDash=[1, 4]))
         shared = {"y": y, "color": alt.ColorValue(COLOURS[0])}
@@ -313,7 +319,7 @@ def rank_chart(
         name = f"{names[a]} to {names[b]}"
         bars.append({"x": worst + (i + 1.5) * room, "label": names[a], "end": names[b], "group": name})
 
-    def draw(alt: Any) -> Any:
+    def draw(alt: Any) -> dict[str, Any]:
         scale = alt.Scale(zero=False, nice=False, padding=12)
         x = alt.X("x:Q", title=x_label, scale=scale, axis=alt.Axis(tickMinStep=0.5))
         axis = row_axis(names, grid=True, gridDash=[1, 4])
@@ -359,7 +365,7 @@ def heat_map(
         return None
     labels, columns = values_of(rows, "row"), values_of(rows, "column")
 
-    def draw(alt: Any) -> Any:
+    def draw(alt: Any) -> dict[str, Any]:
         names, has_text = columns, any(row["text"] for row in rows)
         with suppress(ValueError):  # numbers by size, as a row may lack some
             names = sorted(columns, key=float)

@@ -1,11 +1,13 @@
 """`dipole report`: suites, other runs and problems as one report, in HTML, Markdown, CSV, LaTeX, SVG and PDF."""
 
 import base64
+import gc
 import hashlib
 import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from html import escape
 from importlib.resources import files
@@ -68,6 +70,19 @@ class Report:
         return [table for section in self.sections for table in section.tables]
 
 
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Suspend the search for unreachable cycles. A report makes none, and millions of objects to search."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_without_garbage_collection()
 def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None = None) -> Report:
     """Write the report of folders of runs and results files as .html, as .md, or as a folder with all formats.
 

@@ -1,6 +1,6 @@
 """`dipole bench`: expand a suite, run what is missing, show plan, progress with the time left, results and failures."""
 
-import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +10,6 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Literal
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Task as ProgressTask
 from rich.text import Text
@@ -26,11 +25,12 @@ from dipole.benchmarks.run.engine import Engine, EngineTask, LocalEngine, PoolEn
 from dipole.benchmarks.run.reference import basis
 from dipole.benchmarks.suite import Job, ScaleName, Sized, read_suite, suites
 from dipole.benchmarks.suite_results import SuiteResults, gather
+from dipole.core.cli.output import write
 from dipole.core.record import RunRecord, read_record
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.files import disk_refusing
 from dipole.core.utils.progress import can_draw, console, duration
-from dipole.core.utils.text import are, counted, fitted, printable, text_table
+from dipole.core.utils.text import are, counted, text_table
 
 EngineName = Literal["local", "ray", "slurm"]
 
@@ -71,7 +71,6 @@ def bench(
     suite.
     """
     answer = {} if answer is None else answer
-    console, stderr = consoles()
     suite = read_suite(name)
     if scale is None and "small" in suite.scale:
         scale = "small"
@@ -87,30 +86,30 @@ def bench(
         if engine == "local":
             slots = make_engine(engine, jobs, threads, slurm=slurm).slots
         plan = make_plan(sized, wanted, records, slots, effect)
-        print_plan(console, sized, plan)
+        print_plan(sized, plan)
         found = (*faults(wanted, sized.scale.processes), *missing_data(left))
         about = [(cell, {"run": job.hash, "command": job.command}) for job in wanted for cell in job.cells]
         cells = [cell.model_dump() | run for cell, run in about]
         answer |= {name: value for name, value in asdict(plan).items() if name != "cells"}
         answer |= {"faults": [str(fault) for fault in found], "cells": cells}
         for fault in found:
-            say(console, f"cannot run: {fault}")
+            write(f"cannot run: {fault}")
         return int(bool(found))
     chosen = make_engine(engine, jobs, threads, sized.scale.shared_process, slurm)
     if mentions_shipped and not known and (count := len(shipped_runs(sized) & {job.hash for job in left})):
-        say(stderr, f"dipole ships the results of {count} of {len(wanted)} runs: --known {SHIPPED_NAME}.")
+        write(f"dipole ships the results of {count} of {len(wanted)} runs: --known {SHIPPED_NAME}.", sys.stderr)
     if not overrides and (kept := stored_overrides(known).get((sized.suite.name, scale))):
         settings = " ".join(f"--set {quote(each)}" for each in kept)
-        say(stderr, f"The known results were made with {settings}. Add this, or all runs are repeated.")
+        write(f"The known results were made with {settings}. Add this, or all runs are repeated.", sys.stderr)
     faulty = missing_data(left)
     failing = {cell for fault in faulty for cell in fault.cells}
     if faulty and all(failing.issuperset(job.cells) for job in left):
         raise DataError("\n".join(map(str, faulty)))
     for fault in faulty:
-        say(stderr, f"will fail: {fault}")
+        write(f"will fail: {fault}", sys.stderr)
     summary = run_suite(sized, wanted, records, runs, chosen)
-    print_results(console, SuiteResults(sized.manifest(wanted), gather([runs, *known]).records))
-    print_summary(console, sized, summary, runs)
+    print_results(SuiteResults(sized.manifest(wanted), gather([runs, *known]).records))
+    print_summary(sized, summary, runs)
     answer |= {"runs": str(runs), **summary.as_dict()}
     return int(bool(summary.failed))
 
@@ -167,7 +166,6 @@ def plan_all(
     known: Sequence[Path] = (),
 ) -> int:
     """Print runs and time of each shipped suite, then what cannot be built, which makes the exit code 1."""
-    console, _ = consoles()
     records = known_runs(known) | finished(runs)
     estimator, slots = Estimator(records.values()), LocalEngine(jobs, threads).slots
     planned = _plan_shipped(scale, records, known, estimator, slots)
@@ -185,9 +183,9 @@ def plan_all(
     missing = [config for name, config in every.items() if name not in records]
     total = estimator.total(missing, slots, shares_processes=True)
     rows.append(("all (shared runs once)", str(len(every)), str(len(every) - len(missing)), str(total)))
-    say(console, f"Shipped suites at scale {scale}, {counted(slots, 'run')} at a time\n")
+    write(f"Shipped suites at scale {scale}, {counted(slots, 'run')} at a time\n")
     for line in (text_table(rows), "", basis(), *notes, *(f"cannot run: {problem}" for problem in problems + absent)):
-        say(console, line)
+        write(line)
     if answer is not None:
         answer |= {"scale": scale, "suites": lines, "seconds": total.seconds, "faults": problems, "missing": absent}
     return int(bool(problems))
@@ -209,9 +207,8 @@ def bench_all(
     arguments are those of `bench`.
     """
     answer = {} if answer is None else answer
-    console, stderr = consoles()
     elsewhere = known_runs(known)
-    say(stderr, f"Times are reckoned {basis()}")
+    write(f"Times are reckoned {basis()}", sys.stderr)
     records = elsewhere | finished(runs)
     estimator, slots = Estimator(records.values()), PoolEngine(jobs, threads).slots
     summaries = []
@@ -220,14 +217,14 @@ def bench_all(
         name = f"{sized.suite.name} ({scale})"
         records = elsewhere | finished(runs)
         if takes.seconds > 3600 * within:
-            say(stderr, f"{name} is left out: {takes}.")
+            write(f"{name} is left out: {takes}.", sys.stderr)
         elif all(job.hash in records for job in wanted):
-            say(stderr, f"{name}: nothing to do, {counted(len(wanted), 'run')} finished.")
+            write(f"{name}: nothing to do, {counted(len(wanted), 'run')} finished.", sys.stderr)
         else:
-            say(stderr, f"{name}: {takes}.")
+            write(f"{name}: {takes}.", sys.stderr)
             engine = make_engine("local", jobs, threads, shared_process=sized.scale.processes == 1)
             summary = run_suite(sized, wanted, records, runs, engine)
-            print_summary(console, sized, summary, runs)
+            print_summary(sized, summary, runs)
             summaries.append({"suite": sized.suite.name, **summary.as_dict()})
     answer |= {"scale": scale, "runs": str(runs), "suites": summaries}
     return int(any(each["failed"] for each in summaries))
@@ -266,12 +263,12 @@ def run_jobs(
         for job in jobs
         if job.hash in waiting
     ]
-    estimator, skipped, (_, stderr) = Estimator(records.values()), len(jobs) - len(tasks), consoles()
+    estimator, skipped = Estimator(records.values()), len(jobs) - len(tasks)
     failed: list[TaskResult] = []
     done = 0
     if skipped:
-        say(stderr, f"{skipped} of {counted(len(jobs), 'run')} {are(skipped)} finished already.")
-    with reporter(stderr, len(tasks)) as report:
+        write(f"{skipped} of {counted(len(jobs), 'run')} {are(skipped)} finished already.", sys.stderr)
+    with reporter(len(tasks)) as report:
 
         def show(line: str) -> None:
             left = estimator.total(list(waiting.values()), engine.slots, engine.shares_processes)
@@ -292,18 +289,17 @@ def run_jobs(
     return SuiteSummary(done, tuple(failed), skipped)
 
 
-def print_plan(console: Console, sized: Sized, plan: Plan) -> None:
+def print_plan(sized: Sized, plan: Plan) -> None:
     left = plan.jobs - plan.finished
-    say(
-        console,
+    write(
         f"{sized.suite.name} ({sized.name}): {counted(plan.cells, 'cell')} from {counted(plan.jobs, 'run')}, "
-        f"{plan.finished} finished, {left} to do.",
+        f"{plan.finished} finished, {left} to do."
     )
-    say(console, f"Estimated time with {plan.slots} at a time: {plan.time}.")
+    write(f"Estimated time with {plan.slots} at a time: {plan.time}.")
     if count := plan.time.reckoned:
-        say(console, f"{count} of {counted(left, 'run')} {are(count)} reckoned: {reference.basis()}")
-    print_cells(console, sized)
-    say(console, f"\nSeeds of each row for 80 % power (t-test at 0.05, Holm over {counted(plan.tests, 'test')})\n")
+        write(f"{count} of {counted(left, 'run')} {are(count)} reckoned: {reference.basis()}")
+    print_cells(sized)
+    write(f"\nSeeds of each row for 80 % power (t-test at 0.05, Holm over {counted(plan.tests, 'test')})\n")
     rows = [("column", "spread from", "difference", "spread", "seeds", "planned", "detectable")]
     for line, column in zip(plan.seeds, sized.columns, strict=True):
         spread, seeds, words = "-", "-", line.words
@@ -313,23 +309,23 @@ def print_plan(console: Console, sized: Sized, plan: Plan) -> None:
             spread, seeds = f"{line.std:.3g}", str(line.seeds or "over 1,000,000")
         least = table.detectable_cell(line.detectable or nan, column.unit).text or "-"
         rows.append((line.column, line.source, words, spread, seeds, str(len(sized.seeds)), least))
-    say(console, text_table(rows, words=(0, 1, 2)))
+    write(text_table(rows, words=(0, 1, 2)))
 
 
-def print_cells(console: Console, sized: Sized) -> None:
+def print_cells(sized: Sized) -> None:
     recipe = sized.scale.recipe and f"recipe {sized.scale.recipe}"  # without one, columns or rows name theirs
-    say(console, ", ".join(filter(None, [recipe, f"seeds {', '.join(map(str, sized.seeds))}"])))
+    write(", ".join(filter(None, [recipe, f"seeds {', '.join(map(str, sized.seeds))}"])))
     if sized.not_decidable:
-        say(console, findings.of_mark(sized.not_decidable))
+        write(findings.of_mark(sized.not_decidable))
     if sized.scale.set:
-        say(console, f"  every run: {' '.join(sized.scale.set)}")
+        write(f"  every run: {' '.join(sized.scale.set)}")
     for column in sized.columns:
-        say(console, "  ".join(filter(None, [f"  column {column.name}: {column.metric}", column.recipe, *column.set])))
+        write("  ".join(filter(None, [f"  column {column.name}: {column.metric}", column.recipe, *column.set])))
     for row in sized.rows:
-        say(console, "  ".join(filter(None, [f"  row {row.label}: {row.objective}", row.recipe, *row.set])))
+        write("  ".join(filter(None, [f"  row {row.label}: {row.objective}", row.recipe, *row.set])))
 
 
-def print_results(console: Console, results: SuiteResults) -> None:
+def print_results(results: SuiteResults) -> None:
     """Print our numbers and the printed ones, or the ranking and the results of a study."""
     shown = [tables.results_table(results)]
     if results.table is not None:
@@ -338,19 +334,19 @@ def print_results(console: Console, results: SuiteResults) -> None:
             known = [row for row in claims.rows if row[claims.head.index("estimate")].text]
             shown.append(replace(claims, rows=known).only("claim", "kind", "estimate", "p (Holm)", "verdict on ours"))
         if results.protocol_notes:
-            say(console, "Our protocol is not the paper's: " + "; ".join(results.protocol_notes) + ".")
+            write("Our protocol is not the paper's: " + "; ".join(results.protocol_notes) + ".")
     elif results.manifest.kind == "study" and not results.manifest.not_decidable:
         shown.insert(0, tables.ranking_table(results.manifest.name, ranks(results)))
     for found in shown:
         if found.rows:
-            print_table(console, found)
+            print_table(found)
     if results.manifest.not_decidable:
-        say(console, findings.of_mark(results.manifest.not_decidable))
+        write(findings.of_mark(results.manifest.not_decidable))
     for line in findings.empty_columns(results):
-        say(console, line)
+        write(line)
 
 
-def print_table(console: Console, table: ReportTable) -> None:
+def print_table(table: ReportTable) -> None:
     """Print a table, as wide as the console. The notes of its cells are lines below them."""
     shown = table.without_empty_columns()
     rows = [shown.head]
@@ -359,38 +355,25 @@ def print_table(console: Console, table: ReportTable) -> None:
         if any(cell.sub for cell in row):
             rows.append(tuple(cell.sub for cell in row))
     words = [column for column, is_number in enumerate(shown.numeric) if not is_number]
-    say(console, f"\n{shown.title}\n\n{text_table(rows, words, console.width)}")
+    write(f"\n{shown.title}\n\n{text_table(rows, words, console().width)}")
 
 
-def print_summary(console: Console, sized: Sized, summary: SuiteSummary, runs: Path) -> None:
-    say(
-        console,
+def print_summary(sized: Sized, summary: SuiteSummary, runs: Path) -> None:
+    write(
         f"{sized.suite.name} ({sized.name}): {counted(summary.done, 'run')} done, {summary.skipped} finished before, "
         f"{len(summary.failed)} failed.",
     )
     for result in summary.failed:
-        say(console, f"  {result.task.hash}  {result.task.label}: {result.message}")
-        say(console, f"    log: {result.log}")
+        write(f"  {result.task.hash}  {result.task.label}: {result.message}")
+        write(f"    log: {result.log}")
         again = tables.repeat([*result.task.command, "--runs", str(runs)], result.task.processes)
-        say(console, f"    again: {again}")
-
-
-def say(console: Console, text: str) -> None:
-    """Print plain lines, wrapped on a terminal: names are neither coloured nor read as markup."""
-    if os.environ.get("COLUMNS") or console.is_terminal:
-        text = fitted(text, console.width)
-    console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+        write(f"    again: {again}")
 
 
 def _left(seconds: float) -> str:
     if seconds <= 0:
         return "done any moment"
     return f"about {duration(seconds)} left"
-
-
-def consoles() -> tuple[Console, Console]:
-    """Return the consoles for results and for messages: stdout and stderr."""
-    return console(), console(stderr=True)
 
 
 class _TimeLeft(ProgressColumn):
@@ -401,14 +384,14 @@ class _TimeLeft(ProgressColumn):
 
 
 @contextmanager
-def reporter(console: Console, total: int) -> Iterator[Callable[[int, int, float, str], None]]:
+def reporter(total: int) -> Iterator[Callable[[int, int, float, str], None]]:
     """Show a progress bar on a terminal, and one plain line per ended run elsewhere.
 
     Yields a function of the number of finished and of failed runs, the seconds left, and the line to print.
     """
-    draws = can_draw(console.file)
+    draws = can_draw(sys.stderr)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), _TimeLeft())
-    with Progress(*columns, console=console, transient=True, disable=not draws) as progress:
+    with Progress(*columns, console=console(stderr=True), transient=True, disable=not draws) as progress:
         bar = progress.add_task("runs", total=total, end=time.monotonic())
 
         def report(done: int, failed: int, seconds: float, line: str) -> None:
@@ -421,6 +404,6 @@ def reporter(console: Console, total: int) -> Iterator[Callable[[int, int, float
                 if ended < total:
                     line += f"; {_left(seconds)}"
             if line:
-                say(console, line)
+                write(line, sys.stderr)
 
         yield report

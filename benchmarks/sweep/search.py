@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from dipole.benchmarks.manifest import read_records
-from dipole.benchmarks.run.bench import EngineName, consoles, make_engine, make_runs_folder, run_jobs, say
+from dipole.benchmarks.run.bench import EngineName, make_engine, make_runs_folder, run_jobs
 from dipole.benchmarks.run.engine import Engine, EngineTask, LocalEngine, TaskResult, visible_gpus
 from dipole.benchmarks.run.worker import ask_to_stop
 from dipole.benchmarks.suite import Job
@@ -28,6 +29,7 @@ from dipole.benchmarks.sweep.study import (
     read_space,
     settings,
 )
+from dipole.core.cli.output import write
 from dipole.core.record import read_record
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load_recipe
@@ -66,7 +68,6 @@ def sweep(
     processes too. The search lies in the folder .sweeps of `runs`. `answer` is filled with what `--json` prints.
     """
     answer = {} if answer is None else answer
-    console, stderr = consoles()
     search = _Search(recipe, overrides, space, metric, not minimize, name, runs)
     make_runs_folder(runs / SWEEPS)
     slots = make_engine(engine, jobs, threads, slurm=slurm).slots
@@ -74,7 +75,7 @@ def sweep(
     refusing = disk_refusing(f"cannot write the search {folder}")
     with refusing, closing(Study(folder, search.space, search.described, not minimize, seed)) as study:
         begun = len(study.spent())
-        say(stderr, f"Search {search.name}: {begun} of {counted(trials, 'trial')} begun, {slots} at a time.")
+        write(f"Search {search.name}: {begun} of {counted(trials, 'trial')} begun, {slots} at a time.", sys.stderr)
         with ThreadPoolExecutor(slots) as pool:
             engines = [_one_at_a_time(engine, threads, place, slots, slurm) for place in range(slots)]
             for future in [pool.submit(search.work, study, trials, each) for each in engines]:
@@ -82,15 +83,15 @@ def sweep(
         best = study.best
         if best is None:
             search.write(study, [])
-            say(console, "No trial finished.")
+            write("No trial finished.")
             return 1
         winner = [search.job(best.params, f"seed={number}") for number in range(seeds)]
         search.write(study, [job.hash for job in winner])
         chosen = ", ".join(settings(best.params, search.objective))
         number = counted(len(study.spent()), "trial")
-        say(console, f"Best of {number}: number {best.number}, {metric} {best.value:.4g}: {chosen}")
+        write(f"Best of {number}: number {best.number}, {metric} {best.value:.4g}: {chosen}")
         for key, share in study.importance().items():
-            say(console, f"  {key}: {100 * share:.0f} % of the difference between good and bad trials")
+            write(f"  {key}: {100 * share:.0f} % of the difference between good and bad trials")
     answer |= {"search": search.name, "best": best.value, "settings": best.params, "winner": [j.hash for j in winner]}
     records = read_records(runs).done
     summary = run_jobs(winner, records, runs, make_engine(engine, jobs, threads, slurm=slurm))
@@ -98,8 +99,7 @@ def sweep(
     found = [done[job.hash].results.get(metric) for job in winner if job.hash in done]
     if values := [value for value in found if value is not None]:
         spread = f" +- {stdev(values):.4g}" if len(values) > 1 else ""
-        say(
-            console,
+        write(
             f"On the test part: {metric} {fmean(values):.4g}{spread} over {counted(len(values), 'seed')} (validation "
             f"{best.value:.4g}). Report: dipole report {runs}; the search: {path_of(runs, search.name)}",
         )
@@ -142,12 +142,12 @@ class _Search:
             raise ConfigError(f"--name: {self.name!r} is no name of a file.")
         self._recipe, self._overrides, self.objective = recipe, tuple(overrides), base.objective
         self._metric, self._maximize, self._runs = metric, maximize, runs
-        self._lock, (_, self._console) = threading.RLock(), consoles()
+        self._lock = threading.RLock()
         self._failures = 0
         for corner in corners(self.space):
             self.job(corner, CHOOSING)
         if base.train.evaluate_every is None:
-            say(self._console, "Trials are not pruned: the recipe evaluates only at the end (train.evaluate_every).")
+            write("Trials are not pruned: the recipe evaluates only at the end (train.evaluate_every).", sys.stderr)
 
     def job(self, values: dict[str, Value], last: str) -> Job:
         """Return the run of chosen values and a last setting."""
@@ -182,7 +182,7 @@ class _Search:
                 outcome = "pruned"
             elif value is None:
                 self._failures += 1
-            say(self._console, f"trial {trial.number}: {outcome}  ({', '.join(settings(values, self.objective))})")
+            write(f"trial {trial.number}: {outcome}  ({', '.join(settings(values, self.objective))})", sys.stderr)
         self.write(study, [])
 
     def _prune(self, trial: Any, run: str, ended: threading.Event) -> bool:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -84,7 +83,7 @@ class Histogram(Part):
 
     @model_validator(mode="after")
     def _fits(self) -> "Histogram":
-        if len(self.edges) < 2 or any(right <= left for left, right in pairwise(self.edges)):
+        if len(self.edges) < 2 or self.edges != sorted(set(self.edges)):
             raise ValueError("the edges of the bins must grow")
         for name in ("all", "same", "different", "correct", "incorrect"):
             counts = getattr(self, name)
