@@ -456,3 +456,19 @@ def test_columns_and_file_names_of_metadata(tmp_path):
     refused(DataError, r"metadata\.csv, line 3: no file '7\.png'.*on_corrupt", opened, tmp_path)
     with pytest.warns(UserWarning, match=r"2 images .*1\.png \(not in metadata\.csv\)"):
         assert opened(tmp_path, on_corrupt="skip").counts() == {"a": 1}
+
+
+def test_tiny_imagenet_and_tables_that_are_not_read(tmp_path):
+    images(tmp_path, "train/n1/images", "train/n2/images", "val/images", "test/images", count=3)
+    (tmp_path / "val" / "val_annotations.txt").write_text("0.png\tn2\t0\t32\t44\t62\n1.png\tn1\n2.png\tn2\t1\n")
+    parts = load(DataConfig(source=str(tmp_path), test_split="val"), Seeds(0))
+    assert (parts.train.counts(), parts.test.labels.tolist()) == ({"n1": 3, "n2": 3}, [1, 0, 1])
+    assert opened(tmp_path, "test").labels is None
+    loose = images(tmp_path / "loose", "train", "test", count=3)
+    for place in ("labels.csv", "train/annotations.tsv", "test/Train.CSV"):
+        (loose / place).write_text("id,breed\n0,poodle\n")
+        with pytest.warns(UserWarning, match=rf"no labels are read from .*{place}.*metadata\.csv"):
+            assert opened(loose).labels is None
+        (loose / place).unlink()
+    (tmp_path / "coco.json").write_text('{"info": {}, "images": [], "annotations": [], "categories": []}')
+    refused(DataError, "annotation file of COCO is not read. Give the folder", opened, tmp_path / "coco.json")

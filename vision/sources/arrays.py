@@ -46,7 +46,7 @@ def open_npz(source: str, options: Decoding, wanted: Classes) -> Source:
     with _readable(path):
         file = np.load(path, allow_pickle=False)
         arrays: Arrays = {name: partial(file.__getitem__, name) for name in file.files}
-    return _of_arrays(path, arrays, wanted)
+    return of_arrays(path, arrays, wanted)
 
 
 @register_source("a folder of MNIST's or STL-10's own files", matches=lambda _, path: bool(files_in(path)))
@@ -56,7 +56,7 @@ def open_files(source: str, options: Decoding, wanted: Classes) -> Source:
     arrays: Arrays = {name: partial(read_file, file) for name, file in files_in(path).items()}
     if (listed := path / "class_names.txt").is_file():
         arrays["class_names"] = lambda: np.array(listed.read_text(encoding="utf-8").split())
-    return _of_arrays(path, arrays, wanted)
+    return of_arrays(path, arrays, wanted)
 
 
 def files_in(folder: Path) -> dict[str, Path]:
@@ -91,7 +91,7 @@ def _readable(path: Path) -> Iterator[None]:
         raise DataError(f"{path} cannot be read as arrays: {error}. {fix}.") from error
 
 
-def _of_arrays(path: Path, arrays: Arrays, wanted: Classes) -> Source:
+def of_arrays(path: Path, arrays: Arrays, wanted: Classes) -> Source:
     """Return the splits of arrays, by their names."""
     splits: dict[str, dict[str, str]] = {}
     for kind, words in WORDS.items():

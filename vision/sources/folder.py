@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from dipole.core.utils.errors import DataError
+from dipole.core.utils.rows import CSV, ends_with
 from dipole.core.utils.text import warn
 from dipole.vision.decoding import file_bytes, first_names
 from dipole.vision.image_set import ImageSet
@@ -46,6 +47,7 @@ class Tree:
     empty: list[str] = field(default_factory=list)  # names of folders without images
     unread: list[str] = field(default_factory=list)  # images of an unread kind and links to nothing, with the reason
     metadata: list[Path] = field(default_factory=list)  # tables of its images
+    tables: list[Path] = field(default_factory=list)  # other tables
 
     def walk(self) -> Iterator[Tree]:
         """Iterate over the folder and those in it."""
@@ -82,6 +84,8 @@ def scan(path: Path, parents: tuple[Path, ...] = ()) -> Tree:
             tree.files.append(file)
         elif name in METADATA:
             tree.metadata.append(file)
+        elif ends_with(file, CSV):
+            tree.tables.append(file)
         elif file.suffix.lower() in PICTURES or (mimetypes.guess_type(name)[0] or "").startswith("image/"):
             tree.unread.append(f"{file} (files {file.suffix} are not read)")
         elif is_link and not file.suffix and not file.exists():
@@ -151,7 +155,16 @@ def image_folder(source: str, options: Decoding, wanted: Classes) -> Source:
             warn(f"{path}: folders are read as splits: {first_names(names)}. If they are classes, rename {called[0]!r}")
         empty = [name for name in part.empty if names and name in every]
         tables = [file for each in part.walk() for file in each.metadata] or tree.metadata
-        return _read_folder(part, empty, options, wanted, beside, tables)
+        if not part.files and list(part.folders) == ["images"]:  # as in Tiny-ImageNet: no class
+            (part,) = part.folders.values()
+        images = _read_folder(part, empty, options, wanted, beside, tables)
+        unread = [str(file) for each in outer.walk() for file in each.tables]
+        if images.labels is None and unread:
+            warn(
+                f"no labels are read from {first_names(unread)}. If a column names the images, give the table as "
+                f"vision.data.source, or call it {METADATA[0]} and the column file_name"
+            )
+        return images
 
     return Source(str(path), tuple(parts), read, any(each.metadata for each in outer.walk()))
 

@@ -17,7 +17,8 @@ from dipole.vision.sources.images import decode_all, wanted_rows
 from dipole.vision.sources.labels import labels_of
 
 SETTING = "vision.data.image_column (--column of `dipole embed`)"
-METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # in a folder of images
+TINY = "val_annotations.txt"  # of Tiny-ImageNet: file in the folder images, class, box
+METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet", TINY)  # in a folder of images
 IMAGES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp")
 """Names of columns of images, in order of preference."""
 CAST = "table.cast_column({column!r}, datasets.Image())"

@@ -5,7 +5,7 @@ Also tables in a folder of images, as the library `datasets` reads them: metadat
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,14 @@ from torch import Tensor
 
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.files import is_file
-from dipole.core.utils.rows import CSV, JSON, Asker, ends_with, located_rows, require_columns
+from dipole.core.utils.rows import CSV, JSON, Asker, Located, ends_with, located_rows, require_columns
 from dipole.core.utils.text import warn
 from dipole.vision.decoding import file_bytes, first_names
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import Classes, Decoding, Source, register_source
-from dipole.vision.sources.huggingface import IMAGES, SETTING
+from dipole.vision.sources.huggingface import IMAGES, SETTING, TINY
 from dipole.vision.sources.images import decode_all, select
-from dipole.vision.sources.labels import labels_of
+from dipole.vision.sources.labels import LABELS, labels_of
 from dipole.vision.sources.streamed import fetched
 
 UTF8 = "utf-8"
@@ -50,6 +50,8 @@ def table_of_files(source: str, options: Decoding, wanted: Classes) -> Source:
         for where, row in located_rows(str(path), split, UTF8, READER):
             lower = {name.lower(): name for name in row} if isinstance(row, dict) else {}
             column = options.image_column or next((lower[name] for name in FILES if name in lower), FILES[0])
+            if "images" in lower and "annotations" in lower:
+                raise DataError(f"{where}: an annotation file of COCO is not read. Give the folder of its images.")
             require_columns(row, [column], where, f" Set {SETTING}.")
             image = image_in(row[column], column, where, path.parent)
             items.append(f"{path.stem}[{len(rows)}]")
@@ -112,7 +114,7 @@ def read_metadata(tables: Sequence[Path], images: Sequence[Path], options: Decod
     absent: list[str] = []
     unnamed: dict[Path, str] = {}
     for table in tables:
-        for where, row in located_rows(str(table), "train", "utf-8", READER):
+        for where, row in _rows(table):
             named = file_column(row, options)
             if named is None:
                 unnamed[table] = first_names(row) if isinstance(row, dict) else type(row).__name__
@@ -147,6 +149,15 @@ def read_metadata(tables: Sequence[Path], images: Sequence[Path], options: Decod
     known = set(files)
     others = [f"{file} (not in {tables[0].name})" for file in images if file not in known]
     return files, labels, names, others
+
+
+def _rows(table: Path) -> Iterator[Located]:
+    if table.name != TINY:
+        yield from located_rows(str(table), "train", UTF8, READER)
+        return
+    for number, line in enumerate(table.read_text(encoding=UTF8).splitlines(), 1):
+        file, label, *_ = [*line.split("\t"), ""]
+        yield f"{table}, line {number}", {NAME: f"images/{file}", LABELS[0]: label}
 
 
 def warn_of_splits(name: str, rows: Sequence[dict[str, Any]], wanted: str | None, fix: str) -> None:

@@ -1,0 +1,65 @@
+"""CIFAR-10 and CIFAR-100 in the version for Python, as torchvision leaves it: cifar-10-batches-py, cifar-100-python."""
+
+import pickle
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dipole.vision.sources.arrays import Arrays, of_arrays
+from dipole.vision.sources.base import Classes, Decoding, Source, register_source
+
+
+@register_source("a folder of CIFAR's own files", matches=lambda _, path: bool(_files(path, "train")))
+def open_cifar(source: str, options: Decoding, wanted: Classes) -> Source:
+    """Open a folder of pickled batches. Their fine labels are the classes. Nothing that a pickle names is called."""
+    path = Path(source).expanduser()
+    arrays: Arrays = {}
+    for split in ("train", "test"):
+        arrays[f"{split}_images"] = partial(_images, path, split)
+        arrays[f"{split}_labels"] = partial(_listed, path, split, b"labels", b"fine_labels")
+    arrays["class_names"] = lambda: _listed(path, "meta", b"label_names", b"fine_label_names").astype(str)
+    return of_arrays(path, arrays, wanted)
+
+
+def _files(folder: Path, part: str) -> list[Path]:
+    if (folder / "batches.meta").is_file():
+        return sorted(folder.glob({"train": "data_batch_?", "test": "test_batch", "meta": "batches.meta"}[part]))
+    return [folder / part] if all((folder / name).is_file() for name in ("meta", "train", "test")) else []
+
+
+def _images(folder: Path, split: str) -> np.ndarray:
+    """Return images (n, 32, 32, 3). A row of a file has 1,024 bytes each of red, green and blue."""
+    pixels = [np.frombuffer(_read(file)[b"data"].state[-1], np.uint8) for file in _files(folder, split)]
+    return np.concatenate(pixels).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+
+
+def _listed(folder: Path, part: str, *names: bytes) -> np.ndarray:
+    """Return the list of one of these names, of all files of a part."""
+    tables = [_read(file) for file in _files(folder, part)]
+    return np.array([each for table in tables for name in names for each in table.get(name, ())])
+
+
+def _read(file: Path) -> dict[bytes, Any]:
+    with file.open("rb") as opened:
+        return dict(_OnlyData(opened, encoding="bytes").load())
+
+
+class _Array:
+    """An array of NumPy as it is pickled: (version, shape, type, order, bytes)."""
+
+    def __init__(self, *_: Any) -> None:
+        self.state: tuple[Any, ...] = ()
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.state = state
+
+
+class _OnlyData(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if module.partition(".")[0] == "numpy" and name in ("_reconstruct", "ndarray", "dtype"):
+            return _Array
+        if (module, name) == ("_codecs", "encode"):  # bytes that Python 3 wrote for Python 2
+            return lambda text, _: text.encode("latin1")
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is not called")
