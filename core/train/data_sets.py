@@ -71,7 +71,10 @@ def find(name: str) -> DataSet:
         return known[name]
     if name in data_sets():
         raise ConfigError(f"{name!r} is built, not fetched: `dipole data {name}` (--help says from what).")
-    raise ConfigError(f"unknown data set {name!r}.{nearest(name.lower(), known)} Known: {', '.join(known)}.")
+    raise ConfigError(
+        f"unknown data set {name!r}.{nearest(name.lower(), known)} Known: {', '.join(known)}. Get others from their "
+        "authors (ImageNet: registered users of https://image-net.org)."
+    )
 
 
 def how_to_get(name: str) -> str:

@@ -48,7 +48,7 @@ def read_recipe(recipe: str | Path) -> dict[str, Any]:
     elif not is_file(path):
         if is_file(path / "config.toml"):
             raise ConfigError(f"{path} is a run's folder; to go on with the run: dipole train {path / 'config.toml'}")
-        if found := instead_of_file(path):
+        if recipe != "" and (found := instead_of_file(path)):
             raise ConfigError(f"{path} is {found}: give a .toml file, or a name of `dipole list recipes`.")
         looks_like_path = path.suffix == ".toml" or len(path.parts) > 1
         if looks_like_path:

@@ -161,7 +161,7 @@ def find_run(text: str | Path, runs: str | Path = DEFAULT_RUNS) -> RunFolder:
         >>> dipole.find_run(run.hash[:6], folder).path.name == run.hash
         True
     """
-    if not isinstance(text, str | Path):
+    if not isinstance(text, str | Path) or text == "":
         raise ConfigError(f"a run is the path of its folder or the first digits of its hash, got {text!r}.")
     path, text, runs = Path(text), str(text), Path(runs)
     for each in (path, runs / path):

@@ -42,6 +42,10 @@ BUFFERED = ({}, {"PYTHONUNBUFFERED": "1"})
 # results file, and run/ -> the message and the exit code.
 STRANGERS = {
     ("train", "d"): ("d is a folder: give a .toml file", 2),
+    ("train", ""): ("unknown recipe ''", 2),
+    ("add", "run", "AP=1", "--source", " "): ("--source is empty", 2),
+    ("data", "get", "imagenet"): ("registered users of https://image-net.org", 2),
+    ("rm", ""): ("the path of its folder or the first digits of its hash, got ''", 2),
     ("train", "my"): ("unknown recipe 'my'. Did you mean the file my.toml?", 2),
     ("train", "gone.toml"): ("gone.toml is a link that leads nowhere", 2),
     ("train", "pipe.toml"): ("pipe.toml is no regular file", 2),

@@ -26,6 +26,8 @@ def run(arguments: argparse.Namespace) -> int:
     from dipole.core.utils.text import number, printable, text_table
 
     values = dict(map(_value, arguments.values))
+    if not arguments.source.strip():
+        raise ConfigError("--source is empty. Say what measured it.")
     folder = find_run(arguments.run, arguments.runs)
     record = read_record(folder.record)
     if record.status != "done":
