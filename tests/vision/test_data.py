@@ -180,15 +180,9 @@ def python2(value):
 def test_cifar_as_its_authors_pickled_it_for_python(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (6, 3072), dtype=np.uint8)
     for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
-        batch = {
-            b"batch_label": name.encode(),
-            b"labels": [0, 2, 1, 1, 0, 2],
-            b"data": pixels,
-            b"filenames": [b"x.png"],
-        }
-        assert np.array_equal(
-            pickle.loads(written := b"\x80\2" + python2(batch) + b".", encoding="bytes")[b"data"], pixels
-        )
+        batch = {b"batch_label": name.encode(), b"labels": [0, 2, 1, 1, 0, 2], b"data": pixels, b"filenames": [b"x"]}
+        written = b"\x80\2" + python2(batch) + b"."
+        assert np.array_equal(pickle.loads(written, encoding="bytes")[b"data"], pixels)
         (tmp_path / name).write_bytes(written)
     (tmp_path / "batches.meta").write_bytes(python2({b"label_names": [b"cat", b"dog", b"owl"]}) + b".")
     parts = read(tmp_path)

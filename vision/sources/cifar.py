@@ -10,6 +10,9 @@ import numpy as np
 from dipole.vision.sources.arrays import Arrays, of_arrays
 from dipole.vision.sources.base import Classes, Decoding, Source, register_source
 
+TEN = {"train": "data_batch_?", "test": "test_batch", "meta": "batches.meta"}
+HUNDRED = {"train": "train", "test": "test", "meta": "meta"}
+
 
 @register_source("a folder of CIFAR's own files", matches=lambda _, path: bool(_files(path, "train")))
 def open_cifar(source: str, options: Decoding, wanted: Classes) -> Source:
@@ -24,9 +27,12 @@ def open_cifar(source: str, options: Decoding, wanted: Classes) -> Source:
 
 
 def _files(folder: Path, part: str) -> list[Path]:
-    if (folder / "batches.meta").is_file():
-        return sorted(folder.glob({"train": "data_batch_?", "test": "test_batch", "meta": "batches.meta"}[part]))
-    return [folder / part] if all((folder / name).is_file() for name in ("meta", "train", "test")) else []
+    """Return the files of a part, or [] if the folder is not CIFAR's."""
+    for names in (TEN, HUNDRED):
+        files = {each: sorted(filter(Path.is_file, folder.glob(name))) for each, name in names.items()}
+        if all(files.values()):
+            return files[part]
+    return []
 
 
 def _images(folder: Path, split: str) -> np.ndarray:
