@@ -21,6 +21,7 @@ from dipole.core.utils.memory import available
 from dipole.core.utils.text import size
 from dipole.core.utils.transfer import to_device
 
+Array = NDArray[Any]
 Size = int | tuple[int, int]
 """Height and width, or one number for both."""
 
@@ -35,21 +36,19 @@ class Frames:
         # Not touched here: the system commits the pages as they are written.
         self.data: Any = np.empty(shape, np.uint8)
 
-    def put(self, env: int, slots: NDArray[Any], planes: NDArray[np.uint8]) -> None:
+    def put(self, env: int, slots: Array, planes: NDArray[np.uint8]) -> None:
         """Write planes (n, H, W) at slots (n,)."""
         self.data[env, slots] = planes
 
-    def take(self, env: int, slots: NDArray[Any]) -> NDArray[np.uint8]:
+    def take(self, env: int, slots: Array) -> NDArray[np.uint8]:
         """Return planes (n, H, W) on the host."""
         return self.data[env, slots]
 
-    def stacks(self, env: NDArray[Any], slots: NDArray[Any]) -> Tensor:
+    def stacks(self, env: Array, slots: Array) -> Tensor:
         """Return whole stacks (B, C, H, W)."""
         return to_device(torch.from_numpy(self.data[env[:, None], slots]), self.device)
 
-    def windows(
-        self, env: NDArray[Any], slots: NDArray[Any], top: NDArray[Any], left: NDArray[Any], size: Size
-    ) -> Tensor:
+    def windows(self, env: Array, slots: Array, top: Array, left: Array, size: Size) -> Tensor:
         """Return a window of each stack (B, C, height, width). Only its pixels are copied."""
         view = sliding_window_view(self.data, extents(size), axis=(-2, -1))
         return to_device(torch.from_numpy(view[env[:, None], slots, top[:, None], left[:, None]]), self.device)
@@ -97,23 +96,21 @@ class DeviceFrames(Frames):
         self.shape, self.device = shape, device
         self.data = torch.empty(shape, dtype=torch.uint8, device=device)
 
-    def put(self, env: int, slots: NDArray[Any], planes: NDArray[np.uint8]) -> None:
+    def put(self, env: int, slots: Array, planes: NDArray[np.uint8]) -> None:
         self.data[env, self._index(slots)] = to_device(torch.from_numpy(np.ascontiguousarray(planes)), self.device)
 
-    def take(self, env: int, slots: NDArray[Any]) -> NDArray[np.uint8]:
+    def take(self, env: int, slots: Array) -> NDArray[np.uint8]:
         return self.data[env, self._index(slots)].cpu().numpy()
 
-    def stacks(self, env: NDArray[Any], slots: NDArray[Any]) -> Tensor:
+    def stacks(self, env: Array, slots: Array) -> Tensor:
         return self.data[self._index(env)[:, None], self._index(slots)]
 
-    def windows(
-        self, env: NDArray[Any], slots: NDArray[Any], top: NDArray[Any], left: NDArray[Any], size: Size
-    ) -> Tensor:
+    def windows(self, env: Array, slots: Array, top: Array, left: Array, size: Size) -> Tensor:
         height, width = extents(size)
         view = self.data.unfold(-2, height, 1).unfold(-2, width, 1)
         return view[tuple(map(self._index, (env[:, None], slots, top[:, None], left[:, None])))]
 
-    def _index(self, values: NDArray[Any]) -> Tensor:
+    def _index(self, values: Array) -> Tensor:
         return to_device(torch.as_tensor(values, dtype=torch.long), self.device)
 
 

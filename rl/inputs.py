@@ -21,6 +21,7 @@ from stable_baselines3.common.vec_env import (
 )
 
 from dipole.core.utils.errors import ConfigError, TrainingError
+from dipole.core.utils.text import counted
 from dipole.rl.arguments import check_integers
 from dipole.rl.envs.running.faults import describe, fault_message, guarded, noise_state, require_width, set_noise_state
 from dipole.rl.envs.running.validate import (
@@ -221,6 +222,11 @@ class CheckedEnvironments(OffPolicyAlgorithm):
         for mine, its in ((self.observation_space, found.observation_space), (self.action_space, found.action_space)):
             if mine != its:
                 raise ConfigError(f"the agent was made for {mine}, and this environment has {its}.")
+        if found.num_envs != self.n_envs:
+            raise ConfigError(
+                f"the agent was made for {counted(self.n_envs, 'environment')}, got {found.num_envs}. Save it and "
+                "load it with these, load(path, env=...)."
+            )
         super().set_env(found, force_reset)
 
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: Any = None) -> None:

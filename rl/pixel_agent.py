@@ -143,7 +143,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         self.policy_kwargs = self.policy_keywords()
         replay_keywords = self.replay_buffer_kwargs
         with warnings.catch_warnings():
-            # SB3 sets up returns of n steps for its own replay only. Ours gets n and gamma with each draw.
+            # SB3 sets up returns of n steps for its own replay only. Ours gets n and gamma before each draw.
             warnings.filterwarnings("ignore", message="`n_steps=")
             try:
                 self.replay_buffer_kwargs = {"storage": self.storage, **replay_keywords}
@@ -264,9 +264,9 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
 
     def _sample(self, batch_size: int, times: tuple[int, int] = (1, 1)) -> FrameBatch:
-        return self.replay_buffer.sample_views(
-            batch_size, self._augment, self._positives, self._vec_normalize_env, times, self.n_steps, self.gamma
-        )
+        replay = self.replay_buffer
+        replay.n_steps, replay.gamma = self.n_steps, self.gamma  # which can change
+        return replay.sample_views(batch_size, self._augment, self._positives, self._vec_normalize_env, times)
 
     def _setup_lr_schedule(self) -> None:
         super()._setup_lr_schedule()

@@ -21,7 +21,7 @@ from stable_baselines3.common.buffers import BaseBuffer
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.text import counted, size
 from dipole.rl.arguments import check_integers, check_number, check_seed
-from dipole.rl.frames import available_bytes, require_bytes
+from dipole.rl.frames import Array, available_bytes, require_bytes
 from dipole.rl.sampling import FrameSampler
 from dipole.rl.seen import layout
 from dipole.rl.settings import Storage
@@ -167,9 +167,9 @@ class FrameReplayBuffer(FrameSampler):
         self,
         obs: Any,
         next_obs: Any,
-        action: NDArray[Any],
-        reward: NDArray[Any],
-        done: NDArray[Any],
+        action: Array,
+        reward: Array,
+        done: Array,
         infos: list[dict[str, Any]],
     ) -> None:
         action = np.asarray(action).reshape(self.n_envs, self.action_dim)
@@ -250,8 +250,8 @@ class FrameReplayBuffer(FrameSampler):
         )
 
     def _resize(self, ring: int) -> None:
-        """Put what is stored into a ring of another length."""
-        kept = self._kept(ring)
+        """Put what is stored into a ring of this length on the device."""
+        kept = [(max(int(written) - min(self._ring, ring), 0), int(written)) for written in self._written]
         self.frames = self.frames.moved(ring, kept, self.device)
         digests = np.zeros((self.n_envs, ring), np.int64)
         for env, (first, last) in enumerate(kept):
@@ -299,7 +299,7 @@ class FrameReplayBuffer(FrameSampler):
             setattr(self, name, state[name])
         self.rng = state["rng"]
 
-    def _part(self, steps: tuple[int, int], planes: tuple[tuple[int, int], ...]) -> dict[str, NDArray[Any]]:
+    def _part(self, steps: tuple[int, int], planes: tuple[tuple[int, int], ...]) -> dict[str, Array]:
         """Return arrays of steps, (n_envs, n, ...), and of planes, (sum of all environments, H, W), by name."""
         slots = np.arange(*steps) % self.buffer_size
         serials = [np.arange(*each) % self._ring for each in planes]
@@ -348,13 +348,10 @@ class FrameReplayBuffer(FrameSampler):
 
     @device.setter
     def device(self, device: torch.device) -> None:
-        if hasattr(self, "frames") and device != self._device:
-            self.frames = self.frames.moved(self._ring, self._kept(self._ring), device)
+        is_other = hasattr(self, "frames") and device != self._device
         self._device = device
-
-    def _kept(self, ring: int) -> list[tuple[int, int]]:
-        """Of each environment, the serial numbers of the planes that a ring of this length can take over."""
-        return [(max(int(written) - min(self._ring, ring), 0), int(written)) for written in self._written]
+        if is_other:
+            self._resize(self._ring)
 
 
 def _ring(steps: int, planes: float, channels: int) -> int:

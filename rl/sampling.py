@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
@@ -20,7 +19,7 @@ from torch import Tensor
 from dipole.core.utils.errors import ConfigError, TrainingError, nearest
 from dipole.core.utils.transfer import to_device
 from dipole.rl.arguments import check_integers
-from dipole.rl.frames import STORES, Frames, Size, extents
+from dipole.rl.frames import STORES, Array, Frames, Size, extents
 from dipole.rl.seen import ObservationShape
 
 NAMES = ("crop", "shift", "bilinear", "none")
@@ -33,13 +32,13 @@ class Centre:
     def __init__(self, size: Size) -> None:
         self.size = size
 
-    def draw(self, frames: Frames, env: NDArray[Any], slots: NDArray[Any], rng: np.random.Generator) -> Tensor:
+    def draw(self, frames: Frames, env: Array, slots: Array, rng: np.random.Generator) -> Tensor:
         """Return views (B, C, *size) of the stacks `slots` (B, k) of environments `env` (B,)."""
         room = np.subtract(frames.shape[-2:], extents(self.size))
         top, left = (self._offsets(int(each), len(env), rng) for each in room)
         return frames.windows(env, slots, top, left, self.size)
 
-    def _offsets(self, room: int, count: int, rng: np.random.Generator) -> NDArray[Any]:
+    def _offsets(self, room: int, count: int, rng: np.random.Generator) -> Array:
         return np.full(count, room // 2)
 
 
@@ -50,14 +49,14 @@ class Crop(Centre):
         super().__init__(size)
         self.inclusive = inclusive
 
-    def _offsets(self, room: int, count: int, rng: np.random.Generator) -> NDArray[Any]:
+    def _offsets(self, room: int, count: int, rng: np.random.Generator) -> Array:
         return rng.integers(0, max(room + self.inclusive, 1), count)
 
 
 class Shift(Centre):
     """The middle of the frame moved by up to 4 pixels each way, its border repeated (DrQ)."""
 
-    def draw(self, frames: Frames, env: NDArray[Any], slots: NDArray[Any], rng: np.random.Generator) -> Tensor:
+    def draw(self, frames: Frames, env: Array, slots: Array, rng: np.random.Generator) -> Tensor:
         middle = super().draw(frames, env, slots, rng)  # (B, C, h, w)
         top, left = rng.integers(0, 2 * SHIFT + 1, (2, len(env)))
         return shift(middle, top, left, SHIFT)
@@ -66,7 +65,7 @@ class Shift(Centre):
 class Bilinear(Centre):
     """`Shift` by any fraction of a pixel, interpolated between the four pixels around (Yarats et al. 2021, 3.1)."""
 
-    def draw(self, frames: Frames, env: NDArray[Any], slots: NDArray[Any], rng: np.random.Generator) -> Tensor:
+    def draw(self, frames: Frames, env: Array, slots: Array, rng: np.random.Generator) -> Tensor:
         middle = super().draw(frames, env, slots, rng)
         top, left = rng.uniform(0, 2 * SHIFT, (2, len(env)))
         return shift_bilinear(middle, top, left, SHIFT).round_().to(torch.uint8)
@@ -87,7 +86,7 @@ class Custom:
             )
         self.size: Size = one_number(*probe.shape[-2:])
 
-    def draw(self, frames: Frames, env: NDArray[Any], slots: NDArray[Any], rng: np.random.Generator) -> Tensor:
+    def draw(self, frames: Frames, env: Array, slots: Array, rng: np.random.Generator) -> Tensor:
         return self._checked(frames.stacks(env, slots))
 
     def _checked(self, images: Tensor) -> Tensor:
@@ -105,7 +104,7 @@ class Custom:
 Augmentation = Centre | Custom
 
 
-def shift(images: Tensor, top: NDArray[Any], left: NDArray[Any], pad: int) -> Tensor:
+def shift(images: Tensor, top: Array, left: Array, pad: int) -> Tensor:
     """Move images (B, C, h, w) by (top - pad, left - pad) pixels, integers (B,) in 0..2 pad. Borders are repeated."""
     height, width = images.shape[-2:]
     device = images.device
@@ -117,7 +116,7 @@ def shift(images: Tensor, top: NDArray[Any], left: NDArray[Any], pad: int) -> Te
     return moved.permute(0, 3, 2, 1)[batch, columns].permute(0, 2, 3, 1).contiguous()
 
 
-def shift_bilinear(images: Tensor, top: NDArray[Any], left: NDArray[Any], pad: int) -> Tensor:
+def shift_bilinear(images: Tensor, top: Array, left: Array, pad: int) -> Tensor:
     """As `shift`, for real shifts: pixels of (B, C, h, w) float32 are interpolated between the four around them."""
     height, width = images.shape[-2:]
     device = images.device
@@ -191,7 +190,7 @@ class FrameBatch:
     actions: Tensor
     rewards: Tensor
     dones: Tensor
-    stacks: NDArray[Any]
+    stacks: Array
     discounts: Tensor | None = None
     states: Tensor | None = None
     next_states: Tensor | None = None
@@ -206,8 +205,8 @@ class FrameSampler(ReplayBuffer):
     n_steps: int
     gamma: float
     _ring: int
-    _head: NDArray[Any]
-    _tail: NDArray[Any]
+    _head: Array
+    _tail: Array
 
     def _allocate(self) -> None:
         height, width = self.layout.shape[1:]
@@ -222,7 +221,7 @@ class FrameSampler(ReplayBuffer):
         self.digests = np.zeros((self.n_envs, self._ring), np.int64)
         self.states = np.zeros((*size, 2, self.layout.width), np.float32)  # of observation and next observation
 
-    def draw(self, batch_size: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    def draw(self, batch_size: int) -> tuple[Array, Array]:
         """Return environment (B,) and slot (B,) of transitions drawn uniformly, with replacement.
 
         Args:
@@ -237,32 +236,28 @@ class FrameSampler(ReplayBuffer):
         ends = np.cumsum(sizes)
         if ends[-1] == 0:
             raise TrainingError("the replay buffer is empty: nothing can be sampled from it yet.")
-        env, slot = self._locate(self.rng.integers(0, ends[-1], batch_size), sizes, ends)
+        env, slot = np.zeros((2, batch_size), np.int64)
+        missing = np.arange(batch_size)
         for _ in range(100):
-            faulty = np.flatnonzero(~self.valid[env, slot])
-            if len(faulty) == 0:
+            flat = self.rng.integers(0, ends[-1], len(missing))
+            env[missing] = found = np.searchsorted(ends, flat, side="right")
+            slot[missing] = (self._tail[found] + flat - (ends - sizes)[found]) % self.buffer_size
+            missing = np.flatnonzero(~self.valid[env, slot])
+            if len(missing) == 0:
                 return env, slot
-            env[faulty], slot[faulty] = self._locate(self.rng.integers(0, ends[-1], len(faulty)), sizes, ends)
         raise TrainingError(
             "the replay buffer holds hardly anything but steps that failed: nothing can be learned from it."
         )
 
-    def _locate(self, flat: NDArray[Any], sizes: NDArray[Any], ends: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        env = np.searchsorted(ends, flat, side="right")
-        offset = flat - (ends - sizes)[env]
-        return env, (self._tail[env] + offset) % self.buffer_size
-
-    def _outcomes(
-        self, env: NDArray[Any], slot: NDArray[Any], normalizer: VecNormalize | None, n_steps: int, gamma: float
-    ) -> tuple[NDArray[Any], NDArray[Any], Tensor | None]:
+    def _outcomes(self, env: Array, slot: Array, normalizer: VecNormalize | None) -> tuple[Array, Array, Tensor | None]:
         """Rewards (B, 1), the slot (B,) of the step that each return ends with, and the discount of what follows.
 
         R = sum_{j < m} gamma^j r_{t+j}, discount gamma^m. m <= n_steps ends with the episode, the newest step, or
         before a step that failed.
         """
-        if n_steps == 1:
+        if self.n_steps == 1:
             return self._normalize_reward(self.rewards[env, slot][:, None], normalizer), slot, None
-        ahead = np.arange(n_steps)
+        ahead = np.arange(self.n_steps)
         # Steps between the drawn one and the newest.
         left = (self._head[env] - 1 - slot) % self.buffer_size
         path = (slot[:, None] + ahead) % self.buffer_size  # (B, n)
@@ -270,21 +265,17 @@ class FrameSampler(ReplayBuffer):
         goes_on[:, 1:] &= ~self.ends[env[:, None], path[:, :-1]]
         taken = np.logical_and.accumulate(goes_on, axis=1)
         rewards = self._normalize_reward(self.rewards[env[:, None], path], normalizer)
-        powers = (gamma**ahead).astype(np.float32)
+        powers = (self.gamma**ahead).astype(np.float32)
         count = taken.sum(1)
-        return (
-            (rewards * powers * taken).sum(1, keepdims=True).astype(np.float32),
-            path[np.arange(len(slot)), count - 1],
-            self._tensor((gamma ** count[:, None]).astype(np.float32)),
-        )
+        returns = (rewards * powers * taken).sum(1, keepdims=True).astype(np.float32)
+        discounts = self._tensor((self.gamma ** count[:, None]).astype(np.float32))
+        return returns, path[np.arange(len(slot)), count - 1], discounts
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
         whole = Centre((self.layout.shape[1], self.layout.shape[2]))
         batch = self.sample_views(batch_size, whole, 0, env)
-        seen, following = (
-            self.layout.observation(*each)
-            for each in ((batch.observations, batch.states), (batch.next_observations, batch.next_states))
-        )
+        seen = self.layout.observation(batch.observations, batch.states)
+        following = self.layout.observation(batch.next_observations, batch.next_states)
         return ReplayBufferSamples(seen, batch.actions, following, batch.dones, batch.rewards, batch.discounts)
 
     def sample_views(
@@ -294,8 +285,6 @@ class FrameSampler(ReplayBuffer):
         positives: int = 1,
         env: VecNormalize | None = None,
         times: tuple[int, int] = (1, 1),
-        n_steps: int | None = None,
-        gamma: float | None = None,
     ) -> FrameBatch:
         """Return transitions with augmented observations and further views of each.
 
@@ -307,13 +296,9 @@ class FrameSampler(ReplayBuffer):
             positives: K >= 0 further views of each observation.
             env: normalises rewards and vectors, if given.
             times: M and N >= 1 views of each observation and next observation, one after the other: (M B, C, h, w).
-            n_steps: rewards in a return. By default the buffer's.
-            gamma: discount of the rewards in a return. By default the buffer's.
         """
         which, slot = self.draw(batch_size)
-        if gamma is None:
-            gamma = self.gamma
-        rewards, last, discounts = self._outcomes(which, slot, env, n_steps or self.n_steps, gamma)
+        rewards, last, discounts = self._outcomes(which, slot, env)
         before, after = self._planes(which, slot, 0), self._planes(which, last, 1)
         observations, next_observations = (
             torch.cat([augmentation.draw(self.frames, which, stacks, self.rng) for _ in range(count)])
@@ -334,12 +319,12 @@ class FrameSampler(ReplayBuffer):
             next_states,
         )
 
-    def _planes(self, env: NDArray[Any], slot: NDArray[Any], side: int) -> NDArray[Any]:
+    def _planes(self, env: Array, slot: Array, side: int) -> Array:
         """Return the ring's slots (B, C) of observations (side 0) or next observations (1)."""
         return (self.starts[env, slot, side][:, None] + np.arange(self.layout.shape[0])) % self._ring
 
     def _drawn_states(
-        self, env: NDArray[Any], slot: NDArray[Any], last: NDArray[Any], normalizer: VecNormalize | None
+        self, env: Array, slot: Array, last: Array, normalizer: VecNormalize | None
     ) -> tuple[Tensor | None, Tensor | None]:
         """Return vectors (B, S) of observations and of those that returns end with, or None."""
         if not self.layout.width:
@@ -351,5 +336,5 @@ class FrameSampler(ReplayBuffer):
             found = tuple(self.layout.state(each).astype(np.float32) for each in parts)
         return self._tensor(found[0]), self._tensor(found[1])
 
-    def _tensor(self, array: NDArray[Any]) -> Tensor:
+    def _tensor(self, array: Array) -> Tensor:
         return to_device(torch.from_numpy(np.ascontiguousarray(array)), self.device)

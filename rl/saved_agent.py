@@ -61,7 +61,12 @@ class SavedAgent(OffPolicyAlgorithm):
         if setting is not None and has_networks and not isinstance(value, TrainFreq):
             value = plain(value)
             if value != vars(self)[name]:
-                presets.require_assignable(setting, vars(self)[name])
+                presets.require_changeable([setting])
+                if setting in presets.WHEN_LOADED:
+                    raise ConfigError(
+                        f"{setting} cannot be assigned, the agent was made with {vars(self)[name]!r}. Save it and load "
+                        f"it with this setting, load(path, {setting}=...)."
+                    )
                 presets.from_preset(self.preset, {**dict(self.settings), setting: value})
         super().__setattr__(name, value)
         if name == "train_freq" and has_networks:

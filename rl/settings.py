@@ -262,18 +262,16 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
     "drq": {"actor_every": "policy_delay", "noise_clip": "target_noise_clip"},
 }
 
-# Settings that a saved agent's weights or optimizers depend on, or that only matter at the start.
+# Settings that never change: an agent's weights or optimizers depend on them, or they only matter at the start.
 FIXED = (
     "algorithm", "preset", "inputs", "objective", "image_size", "features", "layers", "filters", "hidden",
     "critic_hidden", "n_critics", "use_sde", "log_std_init", "bilinear_init", "ent_coef", "initial_temperature",
     "encoder_steps", "joint_backward",
 )  # fmt: skip
-
-
-# Settings that networks and replay are made with, and that can change when an agent is loaded.
-_AT_SETUP = (
+# What can change when an agent is loaded, but not by an assignment: networks and replay are made with it.
+WHEN_LOADED = (
     "crop_inclusive", "positives", "activation", "tanh", "log_std_bounds", "use_expln", "clip_mean", "channels_last",
-    "compile", "chunk", "augmentation", "storage",
+    "compile", "chunk", "augmentation", "storage", "device",
 )  # fmt: skip
 
 
@@ -286,29 +284,18 @@ def attributes(algorithm: str) -> dict[str, str]:
 
 @cache
 def by_attribute(algorithm: str) -> dict[str, str]:
-    """Return the agent's attributes that store settings or what is drawn from replay, and the keyword of each."""
+    """Return the agent's attributes that store settings, or what it is made with, and the keyword of each."""
     found = {attribute: name for name, attribute in attributes(algorithm).items()}
-    return found | {name: name for name in ("augmentation", "storage")}
-
-
-def require_assignable(name: str, value: Any) -> None:
-    """Raise ConfigError for a setting that an agent with networks, made with this value, cannot be assigned."""
-    if name in FIXED:
-        raise ConfigError(f"{name} cannot change, the agent was made with {value!r}. Make a new one with this setting.")
-    if name in _AT_SETUP:
-        raise ConfigError(
-            f"{name} cannot be assigned, the agent was made with {value!r}. Save it and load it with this setting, "
-            f"load(path, {name}=...)."
-        )
+    return found | {name: name for name in ("augmentation", "storage", "device")}
 
 
 def require_changeable(names: Iterable[str]) -> None:
-    """Raise ConfigError for a setting that cannot change once an agent is saved."""
+    """Raise ConfigError for a setting that cannot change any more."""
     for name in names:
         if name in FIXED:
             raise ConfigError(
-                f"{name} cannot change when an agent is loaded: its weights and optimizers depend on it. Make a new "
-                "agent with this setting."
+                f"{name} cannot change, because the agent's weights and optimizers depend on it. Make a new agent with "
+                "this setting."
             )
 
 

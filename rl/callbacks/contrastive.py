@@ -174,11 +174,13 @@ class ContrastiveCallback(BaseCallback):
         self._owner = self.model
         trained = [*self.encoder.parameters(), *self.contrast.parameters()]
         self.optimizer = torch.optim.Adam(trained, lr=self.learning_rate)
-        self._learned = Learned(self.contrast, self.keys, self.optimizer, self.model.start_time)
-        name, before = _place(self.model)
+        self._learned = Learned(self.contrast, self.keys, self.optimizer, model.start_time)
+        began = model.start_time  # the first attribute that no other callback of this training has
+        name = next(each for each in _places() if getattr(getattr(model, each, None), "training", None) != began)
+        before = learned_states(model).get(name)
         if before is not None:
             self._learned.take(before, name)
-        setattr(self.model, name, self._learned)
+        setattr(model, name, self._learned)
 
     def _follow_parents(self) -> None:
         """Hear of rollouts inside an EventCallback too. SB3 tells its child of nothing but the events."""
@@ -378,12 +380,6 @@ class Learned:
 
 def _places() -> Iterator[str]:
     return (LEARNED if number == 1 else f"{LEARNED}_{number}" for number in count(1))
-
-
-def _place(agent: BaseAlgorithm) -> tuple[str, dict[str, Any] | None]:
-    """Return the first attribute that no other callback of this training has, and what was learned under it."""
-    name = next(n for n in _places() if getattr(getattr(agent, n, None), "training", None) != agent.start_time)
-    return name, learned_states(agent).get(name)
 
 
 def learned_states(agent: BaseAlgorithm) -> dict[str, dict[str, Any]]:

@@ -37,12 +37,11 @@ class Trial:
 
     def __str__(self) -> str:
         how = "deterministic" if self.deterministic else "stochastic"
-        text = (
-            "{task}: return {mean:.2f} +- {std:.2f} ({played}, {how}, seed {seed}, interquartile mean {iqm:.2f}, "
-            "{min:.2f} to {max:.2f})"
+        found, played = summary(self.returns), counted(len(self.returns), "episode")
+        told = (
+            f"{self.task}: return {found['mean']:.2f} +- {found['std']:.2f} ({played}, {how}, seed {self.seed}, "
+            f"interquartile mean {found['iqm']:.2f}, {found['min']:.2f} to {found['max']:.2f})"
         )
-        played = counted(len(self.returns), "episode")
-        told = text.format(task=self.task, seed=self.seed, how=how, played=played, **summary(self.returns))
         return told if self.video is None else f"{told}\n{self.video}"
 
     def as_json(self) -> str:

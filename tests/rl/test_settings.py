@@ -448,6 +448,7 @@ def test_architectures_equal_those_of_sb3():
     ({"assigned": ("tau", 2)}, TAU),
     ({"assigned": ("crop_inclusive", True)}, r"made with False.* load\(path, crop_inclusive="),
     ({"assigned": ("augmentation", "shift")}, r"made with 'crop'.* load\(path, augmentation="),
+    ({"assigned": ("device", "cuda")}, r"made with device\(type='cpu'\).* load\(path, device="),
     ({"path": "sac", "noise_clip": 0.1}, "noise_clip has no effect on the algorithm 'sac'"),
     ({"path": "sac", "policy_kwargs": {"n_critics": 3}}, "n_critics cannot change"),
     ({"path": "sac", "target_policy_noise": 0.1}, "target_policy_noise is no setting here"),

@@ -174,6 +174,7 @@ NESTED = spaces.Dict({"a": spaces.Dict({"b": BOX(-1, 1, (3,))})})
     (lambda: failing().predict(np.zeros((2, 9, 28, 28))), ValueError, "^invalid literal .* 'my network'"),
     (lambda: tiny().set_env(DotEnv(size=40)), ConfigError, r"made for Box\(.*\(9, 28, 28\).* has Box\(.*\(9, 40, 40\)"),
     (lambda: CheckpointCallback("x").init_callback(SAC("MlpPolicy", "Pendulum-v1")), ConfigError, "of dipole, not SAC"),
+    (lambda: tiny().set_env(DummyVecEnv([DotEnv] * 2)), ConfigError, r"for 1 environment, got 2.* load\(path, env="),
     (lambda: tiny(learning_rate=lambda left: left - 0.9).learn(20), ConfigError, "its function gives -.* progress of"),
     (lambda: tiny(learning_rate=lambda: 1), ConfigError, "no function of the remaining progress, 1 to 0: .*argument"),
     (lambda: tiny(preset=""), ConfigError, "preset: '' is not allowed"),

@@ -21,6 +21,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
 from dipole.core.utils.errors import CheckpointError, ConfigError, TrainingError
+from dipole.core.utils.plain_values import encode
 from dipole.core.utils.seeding import isolated
 from dipole.rl.envs.registry import shown
 from dipole.rl.envs.running.validate import (
@@ -76,7 +77,7 @@ class Guard(gymnasium.Wrapper[Any, Any, Any, Any]):
                 observation, info = self.env.reset(seed=seed, options=options)
                 self._look_at(observation)
                 self._last = observation
-                return self._last, info
+                return observation, info
             except ConfigError as error:
                 if not self.is_in_worker:
                     raise
@@ -96,8 +97,7 @@ class Guard(gymnasium.Wrapper[Any, Any, Any, Any]):
                 raise
             return self.observation_space.sample(), 0.0, False, False, {REFUSED: str(error)}
         except Exception as error:
-            self._count(error, "the environment")
-            return self._last, 0.0, False, True, {"fault": describe(error, self._step, self._episode, self._seed)}
+            return self._last, 0.0, False, True, {"fault": self._count(error, "the environment")}
         self._last, self._in_a_row = observation, 0
         return self._last, reward, terminated, truncated, info
 
@@ -112,14 +112,16 @@ class Guard(gymnasium.Wrapper[Any, Any, Any, Any]):
             require_full_range(name, space, self._first)
             self._first = None
 
-    def _count(self, error: Exception, what: str) -> None:
+    def _count(self, error: Exception, what: str) -> dict[str, Any]:
+        """Return the description of a fault. Raise TrainingError if it is one too many."""
+        fault = describe(error, self._step, self._episode, self._seed)
         self._in_a_row += 1
         if self._in_a_row >= PATIENCE:
-            fault = describe(error, self._step, self._episode, self._seed)
             raise TrainingError(
                 f"{fault_message(0, fault)} This was the fault number {PATIENCE} in a row: {what} {shown(self.env)} "
                 "cannot be used as it is."
             ) from error
+        return fault
 
     def get_state(self) -> dict[str, Any]:
         """Return the state of the environment (or None), of its wrappers and of this one."""
@@ -212,10 +214,7 @@ def _wrappers(env: Any) -> list[Any]:
     found = []
     while isinstance(env, gymnasium.Wrapper | VecEnvWrapper):
         found.append(env)
-        if isinstance(env, VecEnvWrapper):
-            env = env.venv
-        else:
-            env = env.env
+        env = env.venv if isinstance(env, VecEnvWrapper) else env.env
     return found
 
 
@@ -229,13 +228,12 @@ def _state_of(wrapper: Any) -> _State:
     if has_state(wrapper):
         told["state"] = wrapper.get_state()
     elif not isinstance(wrapper, PassiveEnvChecker):  # its checks are no state of the task
-        for name, value in _attributes(wrapper).items():
-            if _is_fixed(value):
-                continue
+        for name, value in _plain(_attributes(wrapper)).items():
             try:
-                told["state"][name] = _plain(value)
-            except TypeError as error:
-                told["unsaved"].append(f"{name} ({error})")
+                encode(value, lambda array: 0, name)  # whether a checkpoint can hold it
+                told["state"][name] = copy.deepcopy(value)
+            except CheckpointError:
+                told["unsaved"].append(f"{name} ({type(value).__name__})")
     return told
 
 
@@ -259,22 +257,12 @@ def _is_part(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return a copy that a checkpoint can hold. Raise TypeError with the type otherwise."""
-    if value is None or isinstance(
-        value, bool | int | float | str | bytes | np.random.Generator | np.random.RandomState
-    ):
-        return copy.deepcopy(value)
-    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
-        return value.copy()
-    if isinstance(value, deque):
-        return deque((_plain(each) for each in value), value.maxlen)
-    if type(value) in (list, tuple, set):
-        return type(value)(_plain(each) for each in value)
-    if type(value) is dict:
-        return {_plain(key): _plain(each) for key, each in value.items() if not _is_fixed(each)}
+    """Return library objects as dictionaries of their state."""
     if _is_part(value):
-        return {name: _plain(each) for name, each in _attributes(value).items() if not _is_fixed(each)}
-    raise TypeError(type(value).__name__)
+        value = _attributes(value)
+    if type(value) is dict:
+        return {key: _plain(each) for key, each in value.items() if not _is_fixed(each)}
+    return value
 
 
 def _restore(thing: Any, state: _State) -> None:

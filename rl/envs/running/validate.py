@@ -15,8 +15,8 @@ from dipole.core.utils.errors import ConfigError, DipoleError
 from dipole.rl.envs.registry import find, shown
 from dipole.rl.seen import parts
 
-_RESET = "gymnasium's reset returns (observation, info), info a dictionary"
-_STEP = "gymnasium's step returns (observation, reward, terminated, truncated, info)"
+_RESET = "(observation, info), info a dictionary"
+_STEP = "(observation, reward, terminated, truncated, info)"
 LARGEST = float(np.finfo(np.float32).max)
 """Of a reward or an observation: networks and replay hold them as float32."""
 _OLD = (
@@ -78,20 +78,12 @@ class Contract(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         result: Any = self.env.reset(seed=seed, options=options)
-        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
-            message = f"reset of the environment {shown(self.env)} returned {_told(result)}: {_RESET}."
-            if result is not None and not isinstance(result, tuple):
-                message += _OLD
-            raise ConfigError(message)
+        self._require("reset", _RESET, result, 2, is_old=not isinstance(result, tuple | None))
         return result
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         result: Any = self.env.step(action)
-        if not isinstance(result, tuple) or len(result) != 5 or not isinstance(result[4], dict):
-            message = f"step of the environment {shown(self.env)} returned {_told(result)}: {_STEP}."
-            if isinstance(result, tuple) and len(result) == 4:
-                message += _OLD
-            raise ConfigError(message)
+        self._require("step", _STEP, result, 5, is_old=isinstance(result, tuple) and len(result) == 4)
         for name, flag in (("terminated", result[2]), ("truncated", result[3])):
             is_one = hasattr(flag, "dtype") and getattr(flag, "shape", None) in ((), (1,))
             if not is_one and not isinstance(flag, Real | np.bool_):
@@ -100,6 +92,17 @@ class Contract(gymnasium.Wrapper[Any, Any, Any, Any]):
                     "False."
                 )
         return result
+
+    def _require(self, what: str, allowed: str, result: Any, count: int, is_old: bool) -> None:
+        if isinstance(result, tuple) and len(result) == count and isinstance(result[-1], dict):
+            return
+        told = "None" if result is None else f"one {type(result).__name__}"
+        if isinstance(result, tuple):
+            told = f"a tuple of {len(result)} ({', '.join(type(each).__name__ for each in result)})"
+        raise ConfigError(
+            f"{what} of the environment {shown(self.env)} returned {told}: gymnasium's {what} returns {allowed}."
+            f"{_OLD if is_old else ''}"
+        )
 
 
 def under_contract(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
@@ -112,12 +115,6 @@ def under_contract(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     if not isinstance(lowest, Contract):
         lowest.env = Contract(lowest.env)
     return env
-
-
-def _told(result: Any) -> str:
-    if isinstance(result, tuple):
-        return f"a tuple of {len(result)} ({', '.join(type(each).__name__ for each in result)})"
-    return "None" if result is None else f"one {type(result).__name__}"
 
 
 def require_observation(name: str, space: spaces.Space[Any], observation: Any, bounds: bool = False) -> None:

@@ -57,8 +57,6 @@ class WorkerVecEnv(SubprocVecEnv):
         TrainingError: from a call, no restarts are left, or five faults of a worker without a good step between them.
     """
 
-    _started = False
-
     def __init__(
         self,
         env_fns: Sequence[Callable[[], gymnasium.Env[Any, Any]]],
@@ -77,10 +75,15 @@ class WorkerVecEnv(SubprocVecEnv):
             raise ConfigError(f"start_method must be one of {allowed}, got {start_method!r}.")
         if timeout is not None:
             check_number(1e-3, 1e9, timeout=timeout)
-        self._timeout = timeout
+        self._timeout, self._restarts_left = timeout, restarts
         self._make = [partial(_made, CloudpickleWrapper(make)) for make in env_fns]
+        self._last_obs: list[Any] = [None] * len(env_fns)
+        self._root_seeds: list[int | None] = [None] * len(env_fns)
+        self._episodes = [1] * len(env_fns)
+        self._steps, self._deaths, self._in_a_row = ([0] * len(env_fns) for _ in range(3))
+        # Results of the next step for workers that died between two steps.
+        self._pending: dict[int, _Step] = {}
         self._context: Any = multiprocessing.get_context(start_method)
-        self._restarts_left = restarts
         if start_method == "forkserver":
             # The server imports this once. Otherwise every worker would import torch itself.
             self._context.set_forkserver_preload([__name__])
@@ -105,13 +108,6 @@ class WorkerVecEnv(SubprocVecEnv):
                 self.close()
                 raise ConfigError(f"environment {index} has the spaces {each}, and environment 0 {found[0]}.")
         VecEnv.__init__(self, len(self._make), *found[0])
-        self._last_obs: list[Any] = [None] * self.num_envs
-        self._root_seeds: list[int | None] = [None] * self.num_envs
-        self._episodes = [1] * self.num_envs
-        self._steps, self._deaths, self._in_a_row = ([0] * self.num_envs for _ in range(3))
-        # Results of the next step for workers that died between two steps.
-        self._pending: dict[int, _Step] = {}
-        self._started = True
 
     def reset(self) -> Any:
         for index, seed in enumerate(self._seeds):
@@ -172,7 +168,7 @@ class WorkerVecEnv(SubprocVecEnv):
         if self.closed:
             raise ConfigError("these environments are closed: make new ones, WorkerVecEnv([...]).")
         for index, process in enumerate(self.processes):
-            if self._started and not process.is_alive():
+            if not process.is_alive():
                 self._pending[index] = self._restart(index, None)
 
     def step_async(self, actions: np.ndarray) -> None:
@@ -256,8 +252,8 @@ class WorkerVecEnv(SubprocVecEnv):
         reason = f"its process died (exit code {process.exitcode})"
         if isinstance(error, _HungError):
             reason = f"it gave no answer for {self._timeout:g} seconds (timeout)"
-        fault = {"error": reason, "step": self._steps[index], "episode": self._episodes[index]}
-        fault["seed"] = self._root_seeds[index]
+        root = self._root_seeds[index]
+        fault = {"error": reason, "step": self._steps[index], "episode": self._episodes[index], "seed": root}
         self._episodes[index] += 1
         self._in_a_row[index] += 1
         if self._restarts_left == 0:
@@ -269,7 +265,7 @@ class WorkerVecEnv(SubprocVecEnv):
         self.remotes[index].close()
         self.remotes[index], self.processes[index] = self._start(self._make[index])
         # The worker's generators died with it: a seed of its own for each restart keeps runs reproducible.
-        seed = np.random.SeedSequence([self._root_seeds[index] or 0, index, self._deaths[index]]).generate_state(1)[0]
+        seed = np.random.SeedSequence([root or 0, index, self._deaths[index]]).generate_state(1)[0]
         try:
             self.remotes[index].send(("reset", (int(seed) >> 1, {})))
             observation, reset_info = self._answer(index, _TO_BEGIN)
