@@ -46,12 +46,17 @@ class Frames:
 
     def stacks(self, env: Array, slots: Array) -> Tensor:
         """Return whole stacks (B, C, H, W)."""
-        return to_device(torch.from_numpy(self.data[env[:, None], slots]), self.device)
+        return self._read(self.data, env[:, None], slots)
 
     def windows(self, env: Array, slots: Array, top: Array, left: Array, size: Size) -> Tensor:
         """Return a window of each stack (B, C, height, width). Only its pixels are copied."""
-        view = sliding_window_view(self.data, extents(size), axis=(-2, -1))
-        return to_device(torch.from_numpy(view[env[:, None], slots, top[:, None], left[:, None]]), self.device)
+        return self._read(self._sliding(*extents(size)), env[:, None], slots, top[:, None], left[:, None])
+
+    def _sliding(self, height: int, width: int) -> Any:
+        return sliding_window_view(self.data, (height, width), axis=(-2, -1))
+
+    def _read(self, view: Any, *places: Array) -> Tensor:
+        return to_device(torch.from_numpy(view[places]), self.device)
 
     def moved(self, ring: int, kept: Iterable[tuple[int, int]], device: torch.device) -> "Frames":
         """Return the same planes in a ring of another length, or on another device.
@@ -102,13 +107,12 @@ class DeviceFrames(Frames):
     def take(self, env: int, slots: Array) -> NDArray[np.uint8]:
         return self.data[env, self._index(slots)].cpu().numpy()
 
-    def stacks(self, env: Array, slots: Array) -> Tensor:
-        return self.data[self._index(env)[:, None], self._index(slots)]
+    def _sliding(self, height: int, width: int) -> Tensor:
+        view: Tensor = self.data.unfold(-2, height, 1).unfold(-2, width, 1)
+        return view
 
-    def windows(self, env: Array, slots: Array, top: Array, left: Array, size: Size) -> Tensor:
-        height, width = extents(size)
-        view = self.data.unfold(-2, height, 1).unfold(-2, width, 1)
-        return view[tuple(map(self._index, (env[:, None], slots, top[:, None], left[:, None])))]
+    def _read(self, view: Tensor, *places: Array) -> Tensor:
+        return view[tuple(map(self._index, places))]
 
     def _index(self, values: Array) -> Tensor:
         return to_device(torch.as_tensor(values, dtype=torch.long), self.device)

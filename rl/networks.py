@@ -50,14 +50,10 @@ class PixelEncoder(BaseFeaturesExtractor):
         super().__init__(observation_space, seen.width + features_dim * (seen.image is not None))
         self.seen = seen
         self.image_size = image_size
-        if isinstance(image_size, int):
-            image_size = (image_size, image_size)
-        self.sides = image_size
+        self.sides = (image_size, image_size) if isinstance(image_size, int) else image_size
         self.tanh = tanh
         self.chunk = chunk
-        self.format = torch.contiguous_format
-        if channels_last:
-            self.format = torch.channels_last
+        self.format = torch.channels_last if channels_last else torch.contiguous_format
         self.convs = nn.ModuleList()
         if seen.image is None:
             self.fc, self.ln = nn.Identity(), nn.Identity()  # type: ignore[assignment]
@@ -106,9 +102,7 @@ class PixelEncoder(BaseFeaturesExtractor):
         weight = weight.to(maps[0].dtype)
         z = torch.cat([nn.functional.linear(each.flatten(1), weight, self.fc.bias) for each in maps])
         z = self.ln(z.to(self.ln.weight.dtype))
-        if self.tanh:
-            return torch.tanh(z)
-        return z
+        return torch.tanh(z) if self.tanh else z
 
     def forward(self, observations: Any) -> Tensor:
         return joined(self.embed(observations), self.seen.state(observations))

@@ -388,8 +388,6 @@ def described_space(space: Any) -> dict[str, Any]:
         return {"parts": {key: described_space(each) for key, each in space.items()}}
     if isinstance(space, spaces.MultiBinary):
         return {"bits": list(space.shape)}
-    if isinstance(space, spaces.Discrete):
-        return {"n": int(space.n), "start": int(space.start)}
     # One number is enough for bounds that are the same everywhere, as for images.
     low, high = (
         side.flat[0].item() if (side == side.flat[0]).all() else side.tolist() for side in (space.low, space.high)
@@ -402,8 +400,6 @@ def read_space(told: dict[str, Any]) -> spaces.Space[Any]:
         return spaces.Dict({key: read_space(each) for key, each in told["parts"].items()})
     if "bits" in told:
         return spaces.MultiBinary(told["bits"])
-    if "n" in told:
-        return spaces.Discrete(int(told["n"]), start=int(told["start"]))
     dtype: Any = np.dtype(told["dtype"]).type
     shape = tuple(map(int, told["shape"]))
     low, high = (np.broadcast_to(np.asarray(told[side], dtype), shape) for side in ("low", "high"))

@@ -28,14 +28,7 @@ from dipole.rl import saved_agent
 from dipole.rl.algorithms import open_agent
 from dipole.rl.arguments import check_integers
 from dipole.rl.callbacks.contrastive import learned_states
-from dipole.rl.envs.running.faults import (
-    noise_state,
-    require_saved,
-    set_noise_state,
-    wrapper_names,
-    wrappers_set_state,
-    wrappers_state,
-)
+from dipole.rl.envs.running import faults
 from dipole.rl.envs.running.validate import rows_of, validate
 from dipole.rl.envs.running.workers import WorkerVecEnv
 from dipole.rl.pixel_agent import PixelAgent
@@ -142,7 +135,7 @@ def _restore_state(agent: PixelAgent, folder: Path, manifest: dict[str, Any]) ->
             setattr(agent, name, value)
         agent._last_obs, agent._last_original_obs = state["last_obs"], state["last_original_obs"]
         agent.action_space.np_random.bit_generator.state = state["action_space"]
-        agent.action_noise = set_noise_state(agent.action_noise, state.get("action_noise"))
+        agent.action_noise = faults.set_noise_state(agent.action_noise, state.get("action_noise"))
         if agent.env is not None:
             _restore_environments(agent, agent.env, state)
         set_rng_state(state["rng"])
@@ -265,10 +258,10 @@ def _state(agent: PixelAgent) -> dict[str, Any]:
         "last_original_obs": agent._last_original_obs,
         "action_space": agent.action_space.np_random.bit_generator.state,
         "environments": agent.env.env_method("get_state") if agent.env.has_attr("wrapper_names") else None,
-        "vector": wrappers_state(agent.env),
+        "vector": faults.wrappers_state(agent.env),
         "workers": innermost.counters() if isinstance(innermost, WorkerVecEnv) else None,
         "contrastive": learned_states(agent),
-        "action_noise": noise_state(agent.action_noise),
+        "action_noise": faults.noise_state(agent.action_noise),
         "rng": agent.before_noise or rng_state(),
     }
 
@@ -277,12 +270,12 @@ def _restore_environments(agent: PixelAgent, env: VecEnv, state: dict[str, Any])
     # Seeds set while loading would otherwise be used by the next reset.
     env._reset_seeds()
     states = state["environments"]
-    require_saved(state["vector"], wrapper_names(env))
-    wrappers_set_state(env, state["vector"])
+    faults.require_saved(state["vector"], faults.wrapper_names(env))
+    faults.wrappers_set_state(env, state["vector"])
     restored = states is not None and len(states) == env.num_envs and env.has_attr("wrapper_names")
     if restored:
         for index, each in enumerate(states):
-            require_saved(each["wrappers"], env.env_method("wrapper_names", indices=index)[0])
+            faults.require_saved(each["wrappers"], env.env_method("wrapper_names", indices=index)[0])
         taken = [env.env_method("set_state", each, indices=index)[0] for index, each in enumerate(states)]
         restored = all(taken)
     if not restored:

@@ -4,7 +4,6 @@ They use `dm_control.suite` directly: channel-first uint8 frames, a frame stack,
 truncation, and the full state in and out for a bit-equal resume.
 """
 
-from collections import deque
 from typing import Any, Literal
 
 import numpy as np
@@ -243,29 +242,22 @@ class ControlEnv(StackedEnv):
             self._vector = np.concatenate([np.ravel(each) for each in step.observation.values()]).astype(np.float32)
 
     def get_state(self) -> dict[str, Any]:
-        """Everything a bit-exact continuation needs: physics, model changes, task, counters, frames, generators."""
         import mujoco
 
         return {
+            **super().get_state(),
             "physics": self._physics.get_state(mujoco.mjtState.mjSTATE_INTEGRATION),
             "model": {name: np.array(getattr(self._physics.model, name)) for name in _EPISODE_FIELDS},
             "task": {key: value for key, value in vars(self._control.task).items() if isinstance(value, _PLAIN)},
             "random": self._control.task.random.get_state(),
             "control": (self._control._step_count, self._control._reset_next_step),
-            "frames": list(self._frames),
-            "steps": self._steps,
-            "np_random": self.np_random.bit_generator.state,
             "vector": self._vector,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue from what `get_state` returned, also in another process.
-
-        Args:
-            state: of an environment of the same task and settings.
-        """
         import mujoco
 
+        super().set_state(state)
         for name, value in state["model"].items():
             getattr(self._physics.model, name)[...] = value
         self._physics.set_state(state["physics"], mujoco.mjtState.mjSTATE_INTEGRATION)
@@ -281,10 +273,7 @@ class ControlEnv(StackedEnv):
         vars(self._control.task).update(state["task"])
         self._control.task._random.set_state(state["random"])
         self._control._step_count, self._control._reset_next_step = state["control"]
-        self._frames = deque(state["frames"], maxlen=self.frame_stack)
-        self._steps = state["steps"]
         self._playing = not self._control._reset_next_step and self._steps < self._limit
-        self.np_random.bit_generator.state = state["np_random"]
         self._vector = state.get("vector", self._vector)
 
 

@@ -1,6 +1,5 @@
 """Move the dot onto the dot: a pixel task of seconds, without a physics engine, for tests and the demo."""
 
-from collections import deque
 from typing import Any
 
 import numpy as np
@@ -97,25 +96,12 @@ class DotEnv(StackedEnv):
         return frame
 
     def get_state(self) -> dict[str, Any]:
-        """Everything a bit-exact continuation needs."""
-        return {
-            "dot": self._dot,
-            "target": self._target,
-            "steps": self._steps,
-            "frames": list(self._frames),
-            "np_random": self.np_random.bit_generator.state,
-        }
+        return {**super().get_state(), "dot": self._dot, "target": self._target}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue from what `get_state` returned.
-
-        Args:
-            state: of an environment of the same size and frame_stack.
-        """
-        self._dot, self._target, self._steps = state["dot"], state["target"], state["steps"]
+        super().set_state(state)
+        self._dot, self._target = state["dot"], state["target"]
         self._playing = self._steps < _EPISODE
-        self._frames = deque(state["frames"], maxlen=self.frame_stack)
-        self.np_random.bit_generator.state = state["np_random"]
 
 
 @environment("dot-discrete")

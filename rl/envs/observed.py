@@ -57,6 +57,19 @@ class StackedEnv(gymnasium.Env[Any, Any]):
             frame = self._frame(self.render_size)
         return np.ascontiguousarray(frame.transpose(1, 2, 0))
 
+    def get_state(self) -> dict[str, Any]:
+        """Everything a bit-exact continuation needs, also in another process."""
+        return {"steps": self._steps, "frames": list(self._frames), "np_random": self.np_random.bit_generator.state}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue from what `get_state` returned.
+
+        Args:
+            state: of an environment of the same task and settings.
+        """
+        self._steps, self._frames = state["steps"], deque(state["frames"], maxlen=self.frame_stack)
+        self.np_random.bit_generator.state = state["np_random"]
+
     def _frame(self, size: int) -> NDArray[np.uint8]:
         """Draw the newest frame, (3, size, size)."""
         raise NotImplementedError

@@ -8,7 +8,6 @@ Ornstein-Uhlenbeck is correlated in time.
 
 import copy
 import inspect
-from collections import deque
 from typing import Any
 
 import gymnasium
