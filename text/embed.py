@@ -15,17 +15,7 @@ from torch import Tensor
 
 from dipole.core.train.inference import Embedder, Inputs, chosen_features
 from dipole.core.utils.errors import DataError, OptionError
-from dipole.core.utils.rows import (
-    DAMAGED,
-    KINDS,
-    ROWS,
-    Asker,
-    ends_with,
-    located_rows,
-    open_packed,
-    require_columns,
-    visible,
-)
+from dipole.core.utils.rows import DAMAGED, KINDS, ROWS, Asker, ends_with, located_rows, open_packed, require_columns
 from dipole.core.utils.text import shortened, warn
 from dipole.text.corpus import TEXT
 from dipole.text.encode import SentenceEncoder
@@ -94,7 +84,7 @@ def read_sentences(source: str, column: str | None = None) -> Inputs:
     """
     path = Path(source)
     if path.is_dir():
-        files = ", ".join(str(each.relative_to(path)) for each in visible(path) if ends_with(each, (*TEXT, *ROWS)))
+        files = ", ".join(each.name for each in sorted(path.iterdir()) if ends_with(each, (*TEXT, *ROWS)))
         raise DataError(f"{source} is a folder with these files of sentences: {shortened(files) or 'none'}. Give one.")
     if source != STDIN and not path.is_file():
         raise DataError(f"there is no file {source}; - reads lines of standard input.")

@@ -6,21 +6,21 @@ from dipole.core.utils.download import RemoteFile
 CIFAR = "https://www.cs.toronto.edu/~kriz"
 
 
-def _cifar(classes: int, size: int, checksum: str) -> DataSet:
+def _cifar(classes: int, size: int, checksum: str, inner: str) -> DataSet:
     return DataSet(
         f"60,000 images of 32 x 32 pixels in {classes} classes (Krizhevsky 2009)",
         "none is stated; its authors ask for citation (Krizhevsky 2009), images from the web",
         f"{CIFAR}/cifar.html",
-        (RemoteFile(f"{CIFAR}/cifar-{classes}-binary.tar.gz", size, checksum),),
+        (RemoteFile(f"{CIFAR}/cifar-{classes}-python.tar.gz", size, checksum),),
         f"dipole.vision.prepare:cifar{classes}",
-        "vision.data.source={folder}/train.npz vision.data.test={folder}/test.npz",
+        f"vision.data.source={{folder}}/{inner}",
     )
 
 
-# Checksums are from the authors' pages. CIFAR in its binary version: the other is pickles, which could run code.
+# Checksums are from the authors' pages.
 SETS: dict[str, DataSet | Built] = {
-    "cifar10": _cifar(10, 170_052_171, "md5:c32a1d4ab5d03f1284b67883e8d87530"),
-    "cifar100": _cifar(100, 168_513_733, "md5:03b5dce01913d631647c71ecec9e9cb8"),
+    "cifar10": _cifar(10, 170_498_071, "md5:c58f30108f718f92721af3b95e74349a", "cifar-10-batches-py"),
+    "cifar100": _cifar(100, 169_001_437, "md5:eb9058c3a382ffc7106e4002c42a8d85", "cifar-100-python"),
     "stl10": DataSet(
         "113,000 images of 96 x 96 pixels, 13,000 of them in 10 classes (Coates et al. 2011)",
         "none is stated; images from ImageNet, for research",
@@ -33,6 +33,6 @@ SETS: dict[str, DataSet | Built] = {
             ),
         ),
         "dipole.vision.prepare:stl10",
-        "vision.data.source={folder}",
+        "vision.data.source={folder}/stl10_binary",
     ),
 }

@@ -236,7 +236,7 @@ SENTENCES, DIGITS = "pydoc-bow", "digits-simclr"
     (SENTENCES, "text.corpus=no.txt", "no corpus at no.txt"),
     (SENTENCES, "text.corpus=wiki3029/wiki3029.jsonl.gz", "`dipole data wiki3029 --help`"),
     (SENTENCES, "text.labelled=no.jsonl", "no labelled documents at no.jsonl"),
-    (DIGITS, "vision.data.source=data/cifar10/train.npz", "dipole data get cifar10"),
+    (DIGITS, "vision.data.source=data/cifar10/cifar-10-batches-py", "dipole data get cifar10"),
     (DIGITS, "vision.data.test=gone/test.npz", "no data at gone/test.npz"),
     (DIGITS, "vision.data.source=./images", r"no data at './images'"),
     (DIGITS, "vision.data.source=imagenet", "then add --set vision.data.source=FOLDER"),
@@ -255,7 +255,7 @@ def test_missing_data_is_reported_before_anything_is_made(recipe, setting, said,
 
 
 @pytest.mark.parametrize(("recipe", "data", "setting"), [
-    ("cifar10-simclr", "cifar10", "vision.data.source=data/cifar10/train.npz"),
+    ("cifar10-simclr", "cifar10", "vision.data.source=data/cifar10/cifar-10-batches-py"),
     ("quick-thoughts", "bookcorpus", "text.corpus=data/bookcorpus"),
 ])  # fmt: skip
 def test_a_set_of_the_hub_without_a_network_names_the_command(recipe, data, setting, tmp_path, capsys, monkeypatch):

@@ -153,3 +153,17 @@ def opened(source, split="train", **options):
 def read_images(source, column=None, decoded=None, channels=3, size=None):
     """Names and images of a source, as a model reads them."""
     return ImageEmbedder(len, channels, decoded, size).read(str(source), column)
+
+
+def python2(value):
+    """The opcodes by which Python 2 pickles texts, small numbers, lists, dictionaries and an array of bytes."""
+    if isinstance(value, np.ndarray):
+        rows, columns = (b"J" + side.to_bytes(4, "little") for side in value.shape)
+        return (b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\0tU\1btR(K\1(" + rows + columns +
+                b"tcnumpy\ndtype\n(U\2u1K\0K\1tR(K\3U\1|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tb\x89" +
+                python2(value.tobytes()) + b"tb")  # fmt: skip
+    if isinstance(value, bytes):
+        return b"T" + len(value).to_bytes(4, "little") + value
+    if isinstance(value, dict):
+        return b"}(" + b"".join(python2(key) + python2(each) for key, each in value.items()) + b"u"
+    return b"](" + b"".join(map(python2, value)) + b"e" if isinstance(value, list) else b"K" + bytes([value])

@@ -2,7 +2,6 @@
 
 import gzip
 import os
-import pickle
 import struct
 import warnings
 from dataclasses import replace
@@ -161,43 +160,6 @@ def test_idx_files(tmp_path):
     assert (parts.test.images[0, 0, 1].tolist(), len(parts.test)) == ([5, 6, 7, 8, 9], 4)
     (tmp_path / "raw" / (name % "images-idx3")).write_bytes(pack(header))
     refused(DataError, "cannot be read as arrays: cannot reshape", read, tmp_path)
-
-
-def python2(value):
-    """The opcodes by which Python 2 pickles texts, small numbers, lists, dictionaries and an array of bytes."""
-    if isinstance(value, np.ndarray):
-        rows, columns = (b"J" + side.to_bytes(4, "little") for side in value.shape)
-        return (b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\0tU\1btR(K\1(" + rows + columns +
-                b"tcnumpy\ndtype\n(U\2u1K\0K\1tR(K\3U\1|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tb\x89" +
-                python2(value.tobytes()) + b"tb")  # fmt: skip
-    if isinstance(value, bytes):
-        return b"T" + len(value).to_bytes(4, "little") + value
-    if isinstance(value, dict):
-        return b"}(" + b"".join(python2(key) + python2(each) for key, each in value.items()) + b"u"
-    return b"](" + b"".join(map(python2, value)) + b"e" if isinstance(value, list) else b"K" + bytes([value])
-
-
-def test_cifar_as_its_authors_pickled_it_for_python(tmp_path):
-    pixels = np.random.default_rng(0).integers(0, 256, (6, 3072), dtype=np.uint8)
-    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
-        batch = {b"batch_label": name.encode(), b"labels": [0, 2, 1, 1, 0, 2], b"data": pixels, b"filenames": [b"x"]}
-        written = b"\x80\2" + python2(batch) + b"."
-        assert np.array_equal(pickle.loads(written, encoding="bytes")[b"data"], pixels)
-        (tmp_path / name).write_bytes(written)
-    (tmp_path / "batches.meta").write_bytes(python2({b"label_names": [b"cat", b"dog", b"owl"]}) + b".")
-    parts = read(tmp_path)
-    assert np.array_equal(parts.train.images[6:12], pixels.reshape(6, 3, 32, 32))
-    assert (len(parts.train), parts.test.counts()) == (30, {"cat": 2, "dog": 2, "owl": 2})
-    hundred = tmp_path / "cifar-100-python"
-    hundred.mkdir()
-    for name in ("train", "test"):
-        table = {b"coarse_labels": [0] * 6, b"fine_labels": [99, 0, 5, 5, 7, 8], b"data": pixels}
-        (hundred / name).write_bytes(pickle.dumps(table, protocol=2))  # by Python 3
-    (hundred / "meta").write_bytes(pickle.dumps({b"fine_label_names": [b"f%d" % i for i in range(100)]}, protocol=2))
-    assert read(hundred).train.counts() == {"f99": 1, "f0": 1, "f5": 2, "f7": 1, "f8": 1}
-    for damaged, said in ((b"cos\nmkdir\n(U\4evilt R.", "asks for os.mkdir, which is not called"), (written[:99], "")):
-        (tmp_path / "data_batch_3").write_bytes(damaged)
-        refused(DataError, f"cannot be read as arrays: .*{said}", read, tmp_path)
 
 
 @pytest.mark.parametrize(("arrays", "message"), [

@@ -1,6 +1,7 @@
 """Streams of shards and of `datasets`, each image once in an order of the seed, and archives as they are downloaded."""
 
 import gzip
+import pickle
 import tarfile
 from functools import partial
 
@@ -19,7 +20,7 @@ from dipole.vision.sources import Decoding, open_source
 from dipole.vision.sources.streamed import Forward
 from dipole.vision.sources.webdataset import braces
 from tests.runs import refused, run_of
-from tests.vision.made import image_table, make_adapter, opened, png, tar
+from tests.vision.made import image_table, make_adapter, opened, png, python2, tar
 
 EACH, SHARDS = 8, 5
 
@@ -258,49 +259,48 @@ def unpacked(work, tmp_path, archive, members):
     """Pack members as a downloaded archive, prepare them, and return the folder of the data set."""
     downloads, folder = tmp_path / "downloads", tmp_path / "folder"
     for each in (downloads, folder):
-        each.mkdir(exist_ok=True)
+        each.mkdir(parents=True, exist_ok=True)
     tar(downloads / archive, members.items(), "w:gz")
     work(downloads, folder)
     return folder
 
 
-def images(n, seed):
-    return np.random.default_rng(seed).integers(0, 256, (n, 3, 32, 32), dtype=np.uint8)
-
-
-def records(pixels, *labels):
-    return b"".join(bytes(each) + row.tobytes() for *each, row in zip(*labels, pixels, strict=True))
-
-
-def both(folder):
-    return load(DataConfig(source=str(folder / "train.npz"), test=str(folder / "test.npz")), Seeds(0))
+def pickled(table):
+    return b"\x80\2" + python2(table) + b"."
 
 
 def test_downloaded_archives_of_cifar_and_stl10(tmp_path):
-    names = [f"class{i}" for i in range(10)]
-    inside = "cifar-10-batches-bin"
-    members = {f"{inside}/data_batch_{i}.bin": records(images(4, i), [i, 0, 9, 3]) for i in range(1, 6)}
-    members |= {f"{inside}/test_batch.bin": records(images(3, 9), [1, 2, 3])}
-    members |= {f"{inside}/batches.meta.txt": "\n".join(names).encode()}
-    folder = unpacked(prepare.cifar10, tmp_path, "cifar-10-binary.tar.gz", members)
-    assert sorted(path.name for path in folder.iterdir()) == ["test.npz", "train.npz"]
-    parts = both(folder)
-    assert torch.equal(parts.train.images[4:8], torch.from_numpy(images(4, 2)))
-    assert (parts.train.labels[4:8].tolist(), parts.test.class_names) == ([2, 0, 9, 3], tuple(names))
-    members = {
-        "cifar-100-binary/train.bin": records(images(2, 0), [7, 8], [70, 81]),
-        "cifar-100-binary/test.bin": records(images(1, 1), [1], [12]),
-        "cifar-100-binary/fine_label_names.txt": "\n".join(f"f{i}" for i in range(100)).encode(),
-    }
-    parts = both(unpacked(prepare.cifar100, tmp_path, "cifar-100-binary.tar.gz", members))
-    assert (parts.train.labels.tolist(), parts.test.counts()) == ([70, 81], {"f12": 1})
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 5, 3072), dtype=np.uint8)
+    named = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
+    batches = {n: {b"batch_label": n.encode(), b"labels": [0, 2, 1, 1, 0], b"data": rows}
+               for n, rows in zip(named, pixels, strict=True)}  # fmt: skip
+    assert np.array_equal(pickle.loads(pickled(batches["test_batch"]), encoding="bytes")[b"data"], pixels[5])
+    batches["batches.meta"] = {b"label_names": [b"cat", b"dog", b"owl"], b"num_vis": 9}
+    inside = "cifar-10-batches-py"
+    members = {f"{inside}/{name}": pickled(table) for name, table in batches.items()}
+    folder = unpacked(prepare.cifar10, tmp_path, "cifar-10-python.tar.gz", members) / inside
+    parts = load(DataConfig(source=str(folder)), Seeds(0))
+    assert np.array_equal(parts.train.images[5:10], pixels[1].reshape(5, 3, 32, 32))
+    assert (len(parts.train), parts.test.counts()) == (25, {"cat": 2, "dog": 2, "owl": 1})
+    code = b"cos\nmkdir\n(U\4evilt R."
+    for damaged, said in ((code, "asks for os.mkdir, which is not called"), (members[f"{inside}/test_batch"][:99], "")):
+        (folder / "data_batch_3").write_bytes(damaged)
+        refused(DataError, f"cannot be read as arrays: .*{said}", load, DataConfig(source=str(folder)), Seeds(0))
+    tables = {"train": pixels[0], "test": pixels[1]}
+    tables = {n: {b"coarse_labels": [0] * 5, b"fine_labels": [99, 0, 5, 5, 7], b"data": rows}
+              for n, rows in tables.items()}  # fmt: skip
+    tables["meta"] = {b"fine_label_names": [b"f%d" % i for i in range(100)], b"coarse_label_names": [b"x"]}
+    members = {f"cifar-100-python/{name}": pickled(table) for name, table in tables.items()}
+    folder = unpacked(prepare.cifar100, tmp_path, "cifar-100-python.tar.gz", members)
+    assert opened(folder / "cifar-100-python").counts() == {"f99": 1, "f0": 1, "f5": 2, "f7": 1}
     pixels = np.random.default_rng(0).integers(0, 256, (2, 3, 96, 96), dtype=np.uint8).tobytes()
     members = {f"stl10_binary/{split}_X.bin": pixels for split in ("train", "test", "unlabeled")}
     members |= {f"stl10_binary/{split}_y.bin": bytes([1, 10]) for split in ("train", "test")}
     members |= {"stl10_binary/class_names.txt": b"a b c d e f g h i j"}
-    folder = unpacked(prepare.stl10, tmp_path, "stl10_binary.tar.gz", members)
+    folder = unpacked(prepare.stl10, tmp_path, "stl10_binary.tar.gz", members) / "stl10_binary"
     parts = load(DataConfig(source=str(folder), pretrain_split="unlabeled"), Seeds(0))
     assert (len(parts.pretrain), parts.train.labels.tolist()) == (2, [0, 9])
-    other, said = {"cifar-10-batches-py/data_batch_1": b"x"}, r"holds no cifar-10-batches-bin/batches\.meta\.txt"
-    refused(DataError, said, unpacked, prepare.cifar10, tmp_path, "cifar-10-binary.tar.gz", other)
-    refused(DataError, r"no train_X\.bin", unpacked, prepare.stl10, tmp_path, "stl10_binary.tar.gz", {"x": b"x"})
+    other, said = {"cifar-10-batches-bin/data_batch_1.bin": b"x"}, r"holds no cifar-10-batches-py/batches\.meta"
+    refused(DataError, said, unpacked, prepare.cifar10, tmp_path / "x", "cifar-10-python.tar.gz", other)
+    refused(DataError, r"no stl10_binary/train_X\.bin", unpacked, prepare.stl10, tmp_path / "x", "stl10_binary.tar.gz",
+            {"x": b"x"})  # fmt: skip

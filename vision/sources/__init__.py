@@ -59,7 +59,8 @@ def open_source(source: str, options: Decoding, wanted: Classes = None) -> Sourc
                 "FOLDER/train/CLASS and FOLDER/val/CLASS; then add --set vision.data.source=FOLDER."
             )
         names = [name for reader in READERS.values() for name in reader.names]
-        raise DataError(f"no data at {source!r}.{nearest(source, names)} Give {described()}; a path must exist.")
+        hint = "".join(map(how_to_get, Path(source).parts)) or nearest(source, names)
+        raise DataError(f"no data at {source!r}.{hint} Give {described()}; a path must exist.")
     return reader.open(source, options, wanted)
 
 

@@ -14,37 +14,37 @@ TEN = {"train": "data_batch_?", "test": "test_batch", "meta": "batches.meta"}
 HUNDRED = {"train": "train", "test": "test", "meta": "meta"}
 
 
-@register_source("a folder of CIFAR's own files", matches=lambda _, path: bool(_files(path, "train")))
+def files_in(folder: Path) -> dict[str, list[Path]]:
+    """Return the files of each part, or {} if the folder is not CIFAR's."""
+    for names in (TEN, HUNDRED):
+        files = {part: sorted(filter(Path.is_file, folder.glob(name))) for part, name in names.items()}
+        if all(files.values()):
+            return files
+    return {}
+
+
+@register_source("a folder of CIFAR's own files", matches=lambda _, path: bool(files_in(path)))
 def open_cifar(source: str, options: Decoding, wanted: Classes) -> Source:
     """Open a folder of pickled batches. Their fine labels are the classes. Nothing that a pickle names is called."""
     path = Path(source).expanduser()
+    files = files_in(path)
     arrays: Arrays = {}
     for split in ("train", "test"):
-        arrays[f"{split}_images"] = partial(_images, path, split)
-        arrays[f"{split}_labels"] = partial(_listed, path, split, b"labels", b"fine_labels")
-    arrays["class_names"] = lambda: _listed(path, "meta", b"label_names", b"fine_label_names").astype(str)
+        arrays[f"{split}_images"] = partial(_images, files[split])
+        arrays[f"{split}_labels"] = partial(_listed, files[split], b"labels", b"fine_labels")
+    arrays["class_names"] = lambda: _listed(files["meta"], b"label_names", b"fine_label_names").astype(str)
     return of_arrays(path, arrays, wanted)
 
 
-def _files(folder: Path, part: str) -> list[Path]:
-    """Return the files of a part, or [] if the folder is not CIFAR's."""
-    for names in (TEN, HUNDRED):
-        files = {each: sorted(filter(Path.is_file, folder.glob(name))) for each, name in names.items()}
-        if all(files.values()):
-            return files[part]
-    return []
-
-
-def _images(folder: Path, split: str) -> np.ndarray:
+def _images(files: list[Path]) -> np.ndarray:
     """Return images (n, 32, 32, 3). A row of a file has 1,024 bytes each of red, green and blue."""
-    pixels = [np.frombuffer(_read(file)[b"data"].state[-1], np.uint8) for file in _files(folder, split)]
-    return np.concatenate(pixels).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    rows = [np.frombuffer(_read(file)[b"data"].state[-1], np.uint8) for file in files]
+    return np.concatenate(rows).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
 
 
-def _listed(folder: Path, part: str, *names: bytes) -> np.ndarray:
-    """Return the list of one of these names, of all files of a part."""
-    tables = [_read(file) for file in _files(folder, part)]
-    return np.array([each for table in tables for name in names for each in table.get(name, ())])
+def _listed(files: list[Path], *names: bytes) -> np.ndarray:
+    """Join the lists of one of these names."""
+    return np.array([each for table in map(_read, files) for name in names for each in table.get(name, ())])
 
 
 def _read(file: Path) -> dict[bytes, Any]:
@@ -64,8 +64,6 @@ class _Array:
 
 class _OnlyData(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if module.partition(".")[0] == "numpy" and name in ("_reconstruct", "ndarray", "dtype"):
+        if name in ("_reconstruct", "ndarray", "dtype"):  # of NumPy
             return _Array
-        if (module, name) == ("_codecs", "encode"):  # bytes that Python 3 wrote for Python 2
-            return lambda text, _: text.encode("latin1")
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is not called")
