@@ -67,17 +67,13 @@ def as_tensor(name: str, x: Any, shape: str, error: type[DipoleError] = PairsErr
 
 def as_matrix(name: str, x: Any, rows: int = 1, error: type[DipoleError] = PairsError) -> Tensor:
     """Return real vectors (n, d) of floating dtype. Integers become float64."""
-    shape = "(n, d)"
-    if rows > 1:
-        shape = f"(n >= {rows}, d)"
+    shape = f"(n >= {rows}, d)" if rows > 1 else "(n, d)"
     found = as_tensor(name, x, shape, error)
     if found.ndim != 2 or len(found) < rows or not found.shape[1] or found.is_complex():
         fix = " Flatten them: x.flatten(1)." * (found.ndim > 2)
         got = f"{found.dtype} of shape {tuple(found.shape)}"
         raise error(f"{name} must be real vectors of shape {shape}, got {got}.{fix}")
-    if found.is_floating_point():
-        return found
-    return found.double()
+    return found if found.is_floating_point() else found.double()
 
 
 def finite_rows(rows: Tensor, name: str, one: str = "row") -> Tensor:
@@ -97,12 +93,8 @@ def as_classes(name: str, labels: Any, rows: int | None, error: type[DipoleError
     if found.is_floating_point() and bool(((found == found.trunc()) & found.isfinite()).all()):
         found = found.long()  # numbers without a fractional part
     if found.is_floating_point() or found.is_complex() or found.ndim != 1 or rows not in (None, len(found)):
-        count = f"{rows} integers"
-        if rows is None:
-            count = "integers"
-        fix = ""
-        if found.is_floating_point() and bool(found.isnan().any()):
-            fix = " Give rows without a label -1 in place of NaN."
+        count = "integers" if rows is None else f"{rows} integers"
+        fix = " Give rows without a label -1 in place of NaN." if bool(found.isnan().any()) else ""
         raise error(f"{name} must be {count}, one per row, got {found.dtype} of shape {shape_of(found)}.{fix}")
     return found.long()
 
@@ -122,9 +114,7 @@ def moderate_rows(x: Tensor) -> Tensor:
 
 def size(x: Tensor) -> Tensor:
     """Return the largest absolute value, 0 without values."""
-    if not x.numel():
-        return x.new_zeros(()).abs()
-    return x.abs().amax()
+    return x.abs().amax() if x.numel() else x.new_zeros(()).abs()
 
 
 def every_pair(embeddings: Array | Pairs) -> Pairs:
@@ -182,6 +172,10 @@ class ProbeData:
     test_y: Tensor
     classes: Tensor
 
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> "ProbeData":
+        """Return the data with a function of the features of both parts."""
+        return replace(self, train_x=function(self.train_x), test_x=function(self.test_x))
+
 
 def check_features(x: Any, name: str) -> Tensor:
     """Return finite features (n, d), at least in single precision."""
@@ -221,16 +215,16 @@ def known_classes(train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tens
 
 def single(data: ProbeData) -> ProbeData:
     """Return the features in single precision. Raises DataError if a value is too large for it."""
-    a, b = data.train_x.float(), data.test_x.float()
-    if not bool(a.isfinite().all() and b.isfinite().all()):
+    data = data.mapped(Tensor.float)
+    if not bool(data.train_x.isfinite().all() and data.test_x.isfinite().all()):
         raise DataError("the features are too large for float32: scale them, for example to unit length")
-    return replace(data, train_x=a, test_x=b)
+    return data
 
 
 def standardized(data: ProbeData) -> ProbeData:
     """Scale each feature to zero mean and unit variance of the training part. Constant features become 0."""
     largest = size(data.train_x)
-    a, b = moderate(data.train_x, largest), moderate(data.test_x, largest)
-    mean, std = a.mean(0), a.std(0, correction=0)
+    data = data.mapped(lambda x: moderate(x, largest))
+    mean, std = data.train_x.mean(0), data.train_x.std(0, correction=0)
     scale = torch.where(std > 1e-6 * std.max().clamp_min(1e-30), 1 / std, 0)
-    return replace(data, train_x=(a - mean) * scale, test_x=(b - mean) * scale)
+    return data.mapped(lambda x: (x - mean) * scale)

@@ -50,9 +50,8 @@ def descend(rows: ViewFeatures, labels: Tensor, classes: int, width: int, how: D
     optimizer: torch.optim.Optimizer = torch.optim.SGD(layer.parameters(), momentum=0.9, **settings)
     if how.solver == "adam":
         optimizer = torch.optim.Adam(layer.parameters(), betas=(0.5, 0.999), **settings)
-    milestones = how.milestones
-    if milestones is None:
-        milestones = round(0.6 * how.epochs), round(0.8 * how.epochs)
+    customary = round(0.6 * how.epochs), round(0.8 * how.epochs)
+    milestones = customary if how.milestones is None else how.milestones
     schedule: Any = MultiStepLR(optimizer, list(milestones), gamma=how.decay or decay)
     if how.schedule == "cosine":
         schedule = CosineAnnealingLR(optimizer, how.epochs)

@@ -7,19 +7,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from dipole.core.evaluation.arrays import (
-    Array,
-    as_classes,
-    as_matrix,
-    as_tensor,
-    every_pair,
-    finite_rows,
-    in_range,
-    matched,
-    moderate,
-    moderate_rows,
-    size,
-)
+from dipole.core.evaluation import arrays
+from dipole.core.evaluation.arrays import Array, in_range
 from dipole.core.evaluation.histograms import (
     Histogram,
     PairHistogram,
@@ -86,7 +75,7 @@ def margin_occupancy(pairs: Pairs | Array, delta_pos: Distance = 0.1, delta_neg:
         True
     """
     check_margin("margin_occupancy", delta_pos, delta_neg)
-    pairs = every_pair(pairs)
+    pairs = arrays.every_pair(pairs)
     (inside,) = _statistics(pairs, Count(1 - 2 * delta_neg, 1 - 2 * delta_pos))
     total, pairs_seen = inside.sum(), pairs.negative_counts.sum()
     if not pairs.views:
@@ -142,10 +131,10 @@ def similarity_error(
     check_margin("similarity_error", delta_pos, delta_neg)
     if mu is None:
         mu = (delta_neg - delta_pos) / 2
-    embeddings = as_matrix("embeddings", embeddings, rows=2)
-    classes = as_classes("labels", labels, len(embeddings)).to(embeddings.device)
+    embeddings = arrays.as_matrix("embeddings", embeddings, rows=2)
+    classes = arrays.as_classes("labels", labels, len(embeddings)).to(embeddings.device)
     labelled = classes >= 0
-    embeddings, classes = as_matrix("labelled embeddings", embeddings[labelled], rows=2), classes[labelled]
+    embeddings, classes = arrays.as_matrix("labelled embeddings", embeddings[labelled], rows=2), classes[labelled]
     sums, counts = embeddings.new_zeros(2, dtype=torch.double), embeddings.new_zeros(2, dtype=torch.double)
     for distance, i, j in pair_distances(embeddings):
         same = classes[i] == classes[j]
@@ -160,9 +149,7 @@ def similarity_error(
 def class_ratio(labels: Tensor) -> float:
     """Return (K_max/K_min)/C, K_k the number of points outside class k (LMCL Thm. 3), or inf with one class."""
     outside = len(labels) - labels.unique(return_counts=True)[1]
-    if len(outside) < 2:
-        return math.inf
-    return float(outside.max() / outside.min()) / len(outside)
+    return float(outside.max() / outside.min()) / len(outside) if len(outside) > 1 else math.inf
 
 
 @register(
@@ -195,7 +182,7 @@ def conditional_entropy(pairs: Pairs | Array, t_neg: Sharpness = 2.0) -> tuple[f
         >>> round(entropy, 3), round(maximum, 3)
         (0.739, 1.099)
     """
-    return entropy_of_weights(every_pair(pairs), t_neg)
+    return entropy_of_weights(arrays.every_pair(pairs), t_neg)
 
 
 def entropy_of_weights(pairs: Pairs, sharpness: float) -> tuple[float, float]:
@@ -272,8 +259,8 @@ def min_max_ratio(features: Array) -> float:
 
 def min_max_ratios(features: Array) -> Tensor:
     """Return (D_max - D_min) / D_min of each point that no other point coincides with (`min_max_ratio`)."""
-    x = full_precision(finite_rows(as_matrix("features", features, rows=2), "features"))
-    x = moderate(x, size(x))
+    x = full_precision(arrays.finite_rows(arrays.as_matrix("features", features, rows=2), "features"))
+    x = arrays.moderate(x, arrays.size(x))
     ratios = []
     for top in range(0, len(x), TILE):
         distance = torch.cdist(x[top : top + TILE], x, compute_mode="donot_use_mm_for_euclid_dist").square()
@@ -320,7 +307,7 @@ def alignment(
     """
     if isinstance(positives, Real):  # as `pair_histogram`, after Pairs
         return alignment(pairs, alpha=float(positives))
-    pairs = matched("alignment", pairs, positives)
+    pairs = arrays.matched("alignment", pairs, positives)
     return float(align(_positive_cosines(pairs), alpha)[pairs.positives >= 0].mean())
 
 
@@ -353,19 +340,15 @@ def uniformity(pairs: Pairs | Array, t: Annotated[float, Range(above=0), "precis
         >>> round(uniformity([[1, 0], [-1, 0]]), 3)
         -8.0
     """
-    sides = every_pair(pairs).within_sides()
-    return float(torch.tensor([_uniformity(side, t) for side in sides]).mean())
-
-
-def _uniformity(pairs: Pairs, t: float) -> float:
-    if not bool((pairs.negative_counts > 0).any()):
-        return math.nan
-    (potential,) = _statistics(pairs, LogSumExp(2 * t))
-    positive = pairs.anchors[:, :0]
-    if pairs.positives.shape[1]:
-        positive = _positive_cosines(pairs)
-    mask = pairs.positives >= 0
-    return float(log_mean_kernel(potential, pairs.negative_counts, positive, mask, pairs.views, t))
+    found = []
+    for side in arrays.every_pair(pairs).within_sides():
+        if not bool((side.negative_counts > 0).any()):
+            return math.nan
+        (potential,) = _statistics(side, LogSumExp(2 * t))
+        positive = _positive_cosines(side) if side.positives.shape[1] else side.anchors[:, :0]
+        mask = side.positives >= 0
+        found.append(float(log_mean_kernel(potential, side.negative_counts, positive, mask, side.views, t)))
+    return float(torch.tensor(found).mean())
 
 
 @register("mean_distance", kind="diagnostic", formula="mean of D_ij over pairs <= N / (2N - 2)", source="LMCL Eq. 5")
@@ -384,8 +367,8 @@ def mean_distance(embeddings: Array) -> float:
         >>> round(mean_distance([[1, 0], [0, 1], [-1, 0]]), 3)
         0.667
     """
-    x = finite_rows(as_matrix("embeddings", embeddings, rows=2), "embeddings").double()
-    z = normalize(moderate_rows(x))
+    x = arrays.finite_rows(arrays.as_matrix("embeddings", embeddings, rows=2), "embeddings").double()
+    z = normalize(arrays.moderate_rows(x))
     n = len(z)
     cosine = (z.sum(0).square().sum() - z.square().sum()) / (n * (n - 1))
     return float((1 - cosine) / 2)
@@ -438,9 +421,9 @@ def effective_rank(
         2.0
     """
     x = _matrix(matrix)
-    scaled = moderate(x, size(x))
+    scaled = arrays.moderate(x, arrays.size(x))
     if scaled is not x:
-        tolerance /= float(size(x))
+        tolerance /= float(arrays.size(x))
     return spectrum.effective_rank(scaled, tolerance)
 
 
@@ -465,18 +448,18 @@ def numerical_rank(
         1
     """
     x = _matrix(matrix)
-    values = spectrum.converged(torch.linalg.svdvals, moderate(x, size(x))).to(x.real.dtype)
+    values = spectrum.converged(torch.linalg.svdvals, arrays.moderate(x, arrays.size(x))).to(x.real.dtype)
     if tolerance is None:
         tolerance = max(x.shape) * torch.finfo(values.dtype).eps
     return int((values > tolerance * max(values.tolist(), default=0.0)).sum())
 
 
 def _matrix(matrix: Array) -> Tensor:
-    x = as_tensor("matrix", matrix, "(m, n)")
+    x = arrays.as_tensor("matrix", matrix, "(m, n)")
     if x.ndim != 2:
         raise PairsError(f"matrix must be of shape (m, n), got {tuple(x.shape)}.")
     if not (x.is_floating_point() or x.is_complex()):
         x = x.double()
     if x.dtype == torch.complex32:
         x = x.to(torch.complex64)
-    return full_precision(finite_rows(x, "the matrix"))
+    return full_precision(arrays.finite_rows(x, "the matrix"))

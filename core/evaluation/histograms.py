@@ -63,9 +63,7 @@ def _unit(embeddings: Tensor) -> Tensor:
 def unit_sides(pairs: Pairs) -> tuple[Tensor, Tensor]:
     """Return anchors and candidates of unit length, one tensor if they are one."""
     x = _unit(pairs.anchors)
-    if pairs.anchors is pairs.candidates:
-        return x, x
-    return x, _unit(pairs.candidates)
+    return x, x if pairs.anchors is pairs.candidates else _unit(pairs.candidates)
 
 
 def pair_distances(embeddings: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -76,11 +74,8 @@ def pair_distances(embeddings: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]
         rows, columns = slice(top, top + TILE), slice(left, left + TILE)
         distance = ((1 - z[rows] @ z[columns].T) / 2).clamp_(0, 1)
         i, j = number[rows].unsqueeze(1).expand_as(distance), number[columns].expand_as(distance)
-        if top == left:
-            keep = i < j
-            yield distance[keep], i[keep], j[keep]
-        else:
-            yield distance.flatten(), i.flatten(), j.flatten()
+        keep = i < j
+        yield distance[keep], i[keep], j[keep]
 
 
 @register(
@@ -116,20 +111,18 @@ def distance_histogram(
         ([1, 0, 0, 2], [1, 0, 0, 0])
     """
     embeddings = as_matrix("embeddings", embeddings, rows=2)
-    classes = None
-    if labels is not None:
+    if labels is None:
+        classes = torch.full((len(embeddings),), -1, device=embeddings.device)
+    else:
         classes = as_classes("labels", labels, len(embeddings)).to(embeddings.device)
     counts = torch.zeros(3, bins, dtype=torch.long, device=embeddings.device)
     for distance, i, j in pair_distances(embeddings):
         place = (distance * bins).long().clamp_max_(bins - 1)
-        if classes is not None:
-            first, second = classes[i], classes[j]
-            place += bins * (1 + (first == second).long()) * ((first >= 0) & (second >= 0))
+        first, second = classes[i], classes[j]
+        place += bins * (1 + (first == second).long()) * ((first >= 0) & (second >= 0))
         counts += torch.bincount(place, minlength=3 * bins).view(3, bins)
-    edges, (_, different, same) = torch.linspace(0, 1, bins + 1), counts
-    if classes is None:
-        return Histogram(edges, counts.sum(0), None, None)
-    return Histogram(edges, counts.sum(0), same, different)
+    same, different = (None, None) if labels is None else (counts[2], counts[1])
+    return Histogram(torch.linspace(0, 1, bins + 1), counts.sum(0), same, different)
 
 
 @register(

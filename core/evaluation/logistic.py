@@ -50,8 +50,7 @@ def fit_softmax(
     the fit converged.
     """
     n = len(x)
-    if l2 is None:
-        l2 = 1 / n
+    l2 = 1 / n if l2 is None else l2
     if l2 <= 0:
         raise OptionError(
             f"l2 of the convex probe must be above 0 (separable points have no optimum without), got {l2}"
@@ -89,8 +88,7 @@ def solve_subsets(
     values, as a share of their own (>= 0.1). The device must support float64. Returns the labels (V, N, P) by every
     model for each of V values of C, and whether each model converged (V, P).
     """
-    largest = largest_value(features)
-    if not largest <= LARGEST:
+    if not (largest := largest_value(features)) <= LARGEST:
         raise DataError(
             f"features reach {largest:.3g} in size; the classifier takes finite ones up to {LARGEST:.0e}. Scale them."
         )
@@ -156,9 +154,7 @@ class _Solver:
         self.ridge = self.x.new_ones(self.x.shape[1])
         self.ridge[-1] = 0
         self.tolerance, self.relative, self.history = tolerance, relative, history
-        self.columns = classes
-        if classes == 2 and relative:
-            self.columns = 1
+        self.columns = 1 if classes == 2 and relative else classes
 
     def zeros(self, problems: int) -> Tensor:
         """Return weights (K, P, D) of 0."""
@@ -292,12 +288,13 @@ def _eigenvectors(x: Tensor) -> Tensor | None:
     rows, width = x.shape
     if min(rows, width) > ROTATED_BELOW:
         return None
+    basis: Tensor
     if width <= rows:
-        basis: Tensor = torch.linalg.eigh(x.T @ x)[1]
-        return basis
-    values, vectors = torch.linalg.eigh(x @ x.T)
-    kept = values > values[-1] * torch.finfo(x.dtype).eps * rows
-    basis = torch.linalg.qr(x.T @ vectors[:, kept])[0]
+        basis = torch.linalg.eigh(x.T @ x)[1]
+    else:
+        values, vectors = torch.linalg.eigh(x @ x.T)
+        kept = values > values[-1] * torch.finfo(x.dtype).eps * rows
+        basis = torch.linalg.qr(x.T @ vectors[:, kept])[0]
     return basis
 
 

@@ -6,7 +6,7 @@ Features (n, d) and labels (n,) are NumPy arrays, lists or tensors. Labels are i
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -14,20 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dipole.core.evaluation.arrays import (
-    Array,
-    ProbeData,
-    check_features,
-    check_labels,
-    in_range,
-    known_classes,
-    moderate,
-    moderate_rows,
-    single,
-    size,
-    split,
-    standardized,
-)
+from dipole.core.evaluation import arrays
+from dipole.core.evaluation.arrays import Array, ProbeData, in_range
 from dipole.core.evaluation.descent import Descent, ViewFeatures, descend
 from dipole.core.evaluation.logistic import fit_softmax
 from dipole.core.objectives.spec import Range
@@ -130,9 +118,7 @@ def measuring_device(device: torch.device, asked: ProbeDevice = "auto") -> torch
 
     Probes need double precision, which Apple's GPUs lack, so their features go to the CPU.
     """
-    if asked == "cpu" or device.type == "mps":
-        return torch.device("cpu")
-    return device
+    return torch.device("cpu") if asked == "cpu" or device.type == "mps" else device
 
 
 def _result(data: ProbeData, scores: Tensor, **extra: Any) -> ProbeResult:
@@ -191,10 +177,10 @@ def linear_probe(
     given = [name for name, value in stepwise.items() if value is not None]
     if given and solver == "convex":
         raise OptionError(f"linear_probe: {given[0]} has no effect with solver 'convex'. Choose sgd or adam.")
-    data = split(train_x, train_y, test_x, test_y)
+    data = arrays.split(train_x, train_y, test_x, test_y)
     if standardize or (standardize is None and solver == "convex"):
-        data = standardized(data)
-    data = single(data)
+        data = arrays.standardized(data)
+    data = arrays.single(data)
     if solver == "convex":
         weight, bias, converged = fit_softmax(data.train_x, data.train_y, len(data.classes), l2)
         return _result(data, data.test_x.double() @ weight.T + bias, converged=converged)
@@ -212,13 +198,16 @@ def linear_probe_on_views(
 
     `rows` gives the features of numbered training points for an epoch. Unlabelled ones are never requested.
     """
-    x = check_features(test_x, "test_x").float()
-    p, q = check_labels(train_y, None, x.device, "train_y"), check_labels(test_y, len(x), x.device, "test_y")
+    x = arrays.check_features(test_x, "test_x").float()
+    p = arrays.check_labels(train_y, None, x.device, "train_y")
+    q = arrays.check_labels(test_y, len(x), x.device, "test_y")
     asked = (p >= 0).nonzero().squeeze(1).cpu()
-    known = known_classes(x[:0], p[p >= 0], x[q >= 0], q[q >= 0])
+    known = arrays.known_classes(x[:0], p[p >= 0], x[q >= 0], q[q >= 0])
 
     def of_known(epoch: int, batches: Sequence[Tensor]) -> Iterator[Tensor]:
-        return (check_features(seen, "train_x").float() for seen in rows(epoch, [asked[index] for index in batches]))
+        return (
+            arrays.check_features(seen, "train_x").float() for seen in rows(epoch, [asked[index] for index in batches])
+        )
 
     layer = descend(of_known, known.train_y, len(known.classes), x.shape[1], how, seed)
     with torch.no_grad():
@@ -261,7 +250,7 @@ def few_shot_probe(
         >>> few_shot_probe(train, [0, 1, 0, 1], test, [0, 1], labels_per_class=1, draws=3).accuracy
         1.0
     """
-    data = single(standardized(split(train_x, train_y, test_x, test_y)))
+    data = arrays.single(arrays.standardized(arrays.split(train_x, train_y, test_x, test_y)))
 
     def scores(x: Tensor, y: Tensor) -> Tensor:
         weight, bias, _ = fit_softmax(x, y, len(data.classes), l2)
@@ -296,9 +285,9 @@ def mean_classifier(
         >>> mean_classifier(train, [0, 1, 0, 1], test, [0, 1]).accuracy
         1.0
     """
-    data = split(train_x, train_y, test_x, test_y)
-    largest = size(data.train_x)
-    data = single(replace(data, train_x=moderate(data.train_x, largest), test_x=moderate(data.test_x, largest)))
+    data = arrays.split(train_x, train_y, test_x, test_y)
+    largest = arrays.size(data.train_x)
+    data = arrays.single(data.mapped(lambda x: arrays.moderate(x, largest)))
 
     def scores(x: Tensor, y: Tensor) -> Tensor:
         onehot = F.one_hot(y, len(data.classes)).to(x)
@@ -366,8 +355,8 @@ def knn_probe(
         >>> knn_probe(train, [0, 1, 0, 1], test, [0, 0], k=2).accuracy
         0.5
     """
-    data = split(train_x, train_y, test_x, test_y)
-    data = single(replace(data, train_x=moderate_rows(data.train_x), test_x=moderate_rows(data.test_x)))
+    data = arrays.split(train_x, train_y, test_x, test_y)
+    data = arrays.single(data.mapped(arrays.moderate_rows))
     bank = F.normalize(data.train_x, dim=1)
     if k > len(bank):
         warn(f"k = {k} is more than the {counted(len(bank), 'labelled point')}: all of them vote", stacklevel=3)
@@ -443,8 +432,8 @@ def kmeans_accuracy(
         >>> kmeans_accuracy([[0, 1], [9, 0], [0, 2], [8, 0]], [0, 1, 0, 1]).accuracy
         1.0
     """
-    x = check_features(features, "features")
-    y = check_labels(labels, len(x), x.device, "labels")
+    x = arrays.check_features(features, "features")
+    y = arrays.check_labels(labels, len(x), x.device, "labels")
     x, y = x[y >= 0], y[y >= 0]
     if not len(x):
         raise DataError("k-means accuracy needs labelled points; all labels are missing")
@@ -452,8 +441,8 @@ def kmeans_accuracy(
     if len(classes) < 2:
         raise DataError(f"k-means accuracy needs two classes or more; every label is {int(classes[0])}")
     if normalize:
-        x = F.normalize(moderate_rows(x).float(), dim=1)
-    x = moderate(x, size(x))
+        x = F.normalize(arrays.moderate_rows(x).float(), dim=1)
+    x = arrays.moderate(x, arrays.size(x))
     assignment = kmeans(x, clusters or len(classes), inits, steps, seed)
     return ProbeResult(matched_accuracy(assignment, y), classes=classes.cpu())
 
@@ -478,6 +467,5 @@ def kmeans(x: Tensor, clusters: int, inits: int = 10, steps: int = 300, seed: in
             f"k-means of {counted(len(x), 'point')} takes 1 to {counted(len(x), 'cluster')}, got {clusters}"
         )
     fitted = KMeans(clusters, n_init=inits, max_iter=steps, random_state=seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than clusters
+    with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):  # fewer distinct points than clusters
         return torch.from_numpy(fitted.fit_predict(x.cpu().numpy())).long()

@@ -7,6 +7,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -53,12 +54,10 @@ class TermNotes:
 
     def see(self, terms: Mapping[str, Any]) -> None:
         """Look at the terms of one step (`Outcome.terms`). Their notes are text, so nothing waits for the device."""
-        if self._steady is None:
-            self._steady = {name: term.note for name, term in terms.items() if term.note}
-            return
-        for name, note in list(self._steady.items()):
-            if name not in terms or terms[name].note != note:
-                del self._steady[name]
+        noted = {name: term.note for name, term in terms.items() if term.note}
+        if self._steady is not None:
+            noted = {name: note for name, note in noted.items() if self._steady.get(name) == note}
+        self._steady = noted
 
     @property
     def lines(self) -> list[str]:
@@ -69,7 +68,7 @@ class TermNotes:
         if not run.is_finished and not crossed(previous, run.step, run.config.train.log_every):
             return
         for line in self.lines:
-            if line not in self._warned and run.processes.is_main:
+            if line not in self._warned:
                 self._warned.add(line)
                 run.progress.warn(f"warning: {line}.")
 
@@ -149,7 +148,7 @@ class Evaluations:
         """Remember results if they are the best so far: the largest of `train.best_by`, or smallest for "-NAME"."""
         if self._best_by is None:
             return False
-        name, sign = self._best_by.removeprefix("-"), (1, -1)[self._best_by.startswith("-")]
+        name, sign = self._best_by.removeprefix("-"), -1 if self._best_by.startswith("-") else 1
         if name not in results:
             raise ConfigError(
                 f"train.best_by: no result {name!r}.{nearest(name, results)} This run measures {', '.join(results)}."
@@ -266,6 +265,18 @@ def _length(value: Tensor, parameters: Sequence[nn.Parameter]) -> float:
     return float(torch.stack(norms).norm()) if norms else 0.0
 
 
+@dataclass
+class _Measured:
+    """What checkpoints hold of `Health`."""
+
+    step: int = -1  # of the last measurement
+    ratios: dict[str, Number] = field(default_factory=dict)
+    base: float = 0.0  # the longest gradient of the base objective
+    largest: dict[str, tuple[float, float]] = field(default_factory=dict)  # ratio and weight by regularizer
+    geometry: list[dict[str, float]] = field(default_factory=list)  # of the untrained encoder, and of the evaluated one
+    kept: list[dict[str, float]] = field(default_factory=list)  # of the best weights
+
+
 class Health:
     """Watch whether a regularizer outweighs the base objective, and whether the embeddings collapse.
 
@@ -279,13 +290,8 @@ class Health:
         self._bases = [name for name, _, term in terms if term.is_base()]
         self._compares = bool(self._bases) and len(terms) > 1
         self._every = every
-        self._step = -1  # of the last measurement
         self._is_unlogged = False
-        self._ratios: dict[str, Number] = {}
-        self._longest_base = 0.0
-        self._largest: dict[str, tuple[float, float]] = {}  # ratio and weight by regularizer
-        self._geometry: list[dict[str, float]] = []  # of the untrained encoder, and of the evaluated one
-        self._kept: list[dict[str, float]] = []  # of the best weights
+        self._seen = _Measured()
 
     def measure_step(self, run: Any, outcome: Outcome) -> None:
         """Measure a step of training if it is the first one, or an evaluation follows it. Call it before `backward`."""
@@ -295,36 +301,36 @@ class Health:
         after = run.step + 1
         if not run.step or after >= run.total_steps or crossed(run.step, after, self._every):
             with run.not_training():
-                self.measure(run, outcome, run.pairs, after)
+                self._measure(run, outcome, run.pairs, after)
 
-    def measure(self, run: Any, outcome: Outcome, pairs: Sequence[Pairs], step: int) -> None:
+    def _measure(self, run: Any, outcome: Outcome, pairs: Sequence[Pairs], step: int) -> None:
         """Measure the outcome of this rank's pairs for the evaluation of `step`. Nothing of training changes."""
         if self._compares and run.config.train.compile not in GRAPHED:  # CUDA graphs overwrite what they returned
             self._compare(run, outcome)
-        if self._step < 0:
-            self._is_unlogged = bool(self._ratios)
-        self._step = step
+        seen = self._seen
+        if seen.step < 0:
+            self._is_unlogged = bool(seen.ratios)
+        seen.step = step
         if run.processes.is_main and len(pairs[0].anchors) > 1:
             anchors = pairs[0].anchors.detach()[:POINTS].float()
             found = {}
             if bool(anchors.isfinite().all()):
                 found = {"mean distance": mean_distance(anchors), "effective rank": effective_rank(anchors)}
-            self._geometry = [*self._geometry[:1], found]
+            seen.geometry = [*seen.geometry[:1], found]
 
     def measure_own_loop(self, run: Any, first: bool = False) -> None:
         """Measure a batch of `Adapter.diagnostic_pairs`, for a domain with a loop of its own. `first`: only once."""
-        if first and self._step >= 0:
+        if (first and self._seen.step >= 0) or self._seen.step == run.step:
             return
-        if run.objective is None or run.pairs is not None or self._step == run.step:
-            return
-        if type(run.adapter).diagnostic_pairs is Adapter.diagnostic_pairs:  # there are none
+        has_none = type(run.adapter).diagnostic_pairs is Adapter.diagnostic_pairs
+        if run.objective is None or run.pairs is not None or has_none:
             return
         modules = [RngAndBuffers(module, run.device) for module in (run.adapter.module, run.objective)]
         with as_single_process(), isolated(run.seeds.probe), torch.enable_grad():
             seen = run.adapter.diagnostic_pairs()
             if seen is not None:
                 pairs = all_gather_pairs(seen)
-                self.measure(run, run.objective(pairs), pairs.local_pairs, run.step)
+                self._measure(run, run.objective(pairs), pairs.local_pairs, run.step)
         for each in modules:
             each.restore()
 
@@ -336,45 +342,46 @@ class Health:
             parameters = [p for p in run.objective.parameters() if p.requires_grad]
         base, lengths = gradient_lengths(scaled, self._bases, parameters)
         ratios = {name: each / base if base else math.inf for name, each in lengths.items() if [name] != self._bases}
-        self._ratios = finite(ratios)
+        seen = self._seen
+        seen.ratios = finite(ratios)
         base /= scaler.get_scale()
         if not math.isfinite(base):
             return
-        self._longest_base = max(self._longest_base, base)
-        if base <= CONVERGED * self._longest_base:
+        seen.base = max(seen.base, base)
+        if base <= CONVERGED * seen.base:
             return
         for name, weight, _ in run.objective:
-            ratio = self._ratios.get(name)
-            if name not in self._bases and ratio is not None and ratio > self._largest.get(name, (0.0, 0.0))[0]:
-                self._largest[name] = ratio, weight
+            ratio = seen.ratios.get(name)
+            if name not in self._bases and ratio is not None and ratio > seen.largest.get(name, (0.0, 0.0))[0]:
+                seen.largest[name] = ratio, weight
 
     def metrics(self, step: int) -> dict[str, Number]:
         """Return the ratios of a step by their names in metrics.jsonl, grad/NAME. Empty if it was not measured."""
-        return {f"grad/{name}": ratio for name, ratio in self._ratios.items()} if step == self._step else {}
+        return {f"grad/{name}": ratio for name, ratio in self._seen.ratios.items() if step == self._seen.step}
 
     def on_step(self, run: Any, previous: int) -> None:
         if self._is_unlogged:  # the first step; evaluations log theirs
             self._is_unlogged = False
             if not run.is_finished and not crossed(previous, run.step, self._every):
-                run.log(self.metrics(self._step))
+                run.log(self.metrics(self._seen.step))
 
     def keep(self) -> None:
         """Remember that the weights as measured last are the ones that the run keeps."""
-        self._kept = self._geometry[-1:]
+        self._seen.kept = self._seen.geometry[-1:]
 
     @property
     def lines(self) -> list[str]:
         """Remarks at the end of the run."""
-        found = []
-        for name, (ratio, weight) in self._largest.items():
+        found, seen = [], self._seen
+        for name, (ratio, weight) in seen.largest.items():
             if ratio > DOMINATES:
                 found.append(
                     f"the term {name!r} dominates: its gradient was {ratio:.3g} times as long as that of "
                     f"{' + '.join(self._bases)}. A weight of {weight / 2:.4g} instead of {weight:.4g} would halve that"
                 )
-        if len(self._geometry) < 2:
+        if len(seen.geometry) < 2:
             return found
-        start, end = self._geometry[0], (self._kept or self._geometry)[-1]
+        start, end = seen.geometry[0], (seen.kept or seen.geometry)[-1]
         shares = {name: end[name] / start[name] for name in start if name in end and start[name] > 0}
         if shares and (min(shares.values()) < FAR_BELOW or max(shares.values()) < BELOW):
             shown = [f"{name} {end[name]:.2g} ({start[name]:.2g} before training)" for name in shares]
@@ -382,19 +389,7 @@ class Health:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "health": {
-                "step": self._step,
-                "ratios": self._ratios,
-                "base": self._longest_base,
-                "largest": {name: list(each) for name, each in self._largest.items()},
-                "geometry": self._geometry,
-                "kept": self._kept,
-            }
-        }
+        return {"health": asdict(self._seen)}
 
     def load_state_dict(self, state: dict[str, Any], run: Any) -> None:
-        own = state["health"]
-        self._step, self._ratios, self._longest_base = own["step"], own["ratios"], own["base"]
-        self._largest = {name: (ratio, weight) for name, (ratio, weight) in own["largest"].items()}
-        self._geometry, self._kept = own["geometry"], own["kept"]
+        self._seen = _Measured(**state["health"])

@@ -47,9 +47,8 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
             path = folder / f"step-{step:08d}.{file_hash(temporary)[:16]}{SUFFIX}"
             put_in_place(temporary, path)
     except OSError as error:
-        rest = "There is no earlier checkpoint."
-        for kept in list_checkpoints(folder):
-            rest = f"The checkpoint of step {_step(kept)} is intact."
+        steps = [_step(kept) for kept in list_checkpoints(folder)]
+        rest = f"The checkpoint of step {steps[-1]} is intact." if steps else "There is no earlier checkpoint."
         raise CheckpointError(f"cannot save the checkpoint of step {step} in {folder}: {why(error)} {rest}") from error
     for old in list_checkpoints(folder)[:-KEEP]:
         old.unlink(missing_ok=True)
@@ -208,10 +207,9 @@ def capture(run: Any) -> dict[str, Any]:
 def restore(run: Any, state: dict[str, Any]) -> None:
     """Give a new `Run` the state of a checkpoint."""
     ranks, size = state["ranks"], run.processes.size
-    reason = ""
-    if len(ranks) != size:
-        reason = unsupported_reason(ranks, run.adapter.module, run.config.train.sync_batch_norm)
-    if reason:
+    is_same_size = len(ranks) == size
+    reason = unsupported_reason(ranks, run.adapter.module, run.config.train.sync_batch_norm)
+    if reason and not is_same_size:
         raise CheckpointError(
             f"the checkpoint was written by {counted(len(ranks), 'rank')}, this run has {size}, and {reason}. "
             "Start as many, or use --resume never."
@@ -220,7 +218,7 @@ def restore(run: Any, state: dict[str, Any]) -> None:
     if run.objective is not None:
         run.objective.load_state_dict(state["objective"])
     # If another number of ranks may continue, all ranks have the same state.
-    mine = ranks[run.processes.rank if len(ranks) == size else 0]
+    mine = ranks[run.processes.rank if is_same_size else 0]
     run.adapter.load_state_dict(mine["adapter"])
     run.update_state = {name: state[name] for name in ("optimizer", "scaler")}
     run.step = state["step"]
@@ -229,7 +227,7 @@ def restore(run: Any, state: dict[str, Any]) -> None:
     run.negatives = state["negatives"]
     for part in run.parts:
         part.load_state_dict(state, run)
-    if len(ranks) == size:
+    if is_same_size:
         set_rng_state(mine["rng"])
 
 

@@ -111,12 +111,12 @@ def find_domain(name: str) -> Domain:
     if name in _added:
         return _added[name]
     declared = points("domains")
-    for point in declared:
-        if point.name == name:
-            try:
+    try:
+        for point in declared:
+            if point.name == name:
                 return _load(point)
-            except PluginError as error:
-                raise ConfigError(f"the domain {error}") from error
+    except PluginError as error:
+        raise ConfigError(f"the domain {error}") from error
     if not any(map(is_ours, declared)):
         raise ConfigError(
             f"unknown domain {name!r}: not even dipole's own are known, as it is not installed, or was before it "
@@ -151,10 +151,8 @@ def adapter_class(name: str) -> "type[Adapter]":
             f"domain {name!r} needs the package {error.name!r}, which is not installed. "
             f"Install it with: {domain.install}"
         ) from error
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:  # a plug-in may call sys.exit, or raise what derives from no Exception
-        if domain.package == OURS or isinstance(error, DipoleError):
+        if domain.package == OURS or isinstance(error, DipoleError | KeyboardInterrupt):
             raise
         owner = f" of {domain.package}" if domain.package else ""
         raise ConfigError(

@@ -78,14 +78,20 @@ def evaluate_model(
     return Evaluated(results, finite(values), histogram, notes)
 
 
+def transformed(features: Tensor, objective: Composite | None) -> Tensor:
+    """Return embeddings as the objective sees them, on their device."""
+    if objective is None:
+        return features
+    device = next(objective.parameters(), features).device
+    return objective.transform(features.to(device)).to(features.device)
+
+
 @torch.no_grad()
 def diagnose(
     features: Tensor, labels: Tensor | None, objective: Composite | None
 ) -> tuple[dict[str, float], Histogram]:
     """Measure the geometry of frozen embeddings (n, d). A negative label means none."""
-    if objective is not None:
-        device = next(objective.parameters(), features).device
-        features = objective.transform(features.to(device)).to(features.device)
+    features = transformed(features, objective)
     labels = None if labels is None else labels.to(features.device)
     values = {
         "mean_distance": diagnostics.mean_distance(features),

@@ -8,7 +8,6 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -95,8 +94,11 @@ def _write(
 ) -> None:
     """Export by `torch.export`, or by tracing: `torch.export` fails on some shapes or fixes an axis that is free."""
     export = partial(torch.onnx.export, module, kwargs=dict(example), input_names=list(example), output_names=[OUTPUT])
-    # If tracing fails, it would print thousands of lines.
-    with _quiet(), mock.patch.object(torch._C, "_jit_onnx_log", create=True):
+    with (
+        without_retry_messages("torch.onnx"),
+        warnings.catch_warnings(action="ignore"),
+        mock.patch.object(torch._C, "_jit_onnx_log", create=True),  # tracing that fails would print thousands of lines
+    ):
         if traced:
             axes = {name: dict(each) for name, each in free.items()} | {OUTPUT: {0: "batch"}}
             export(f=path, dynamo=False, dynamic_axes=axes)
@@ -117,14 +119,6 @@ def open_onnx(path: Path) -> Callable[[Mapping[str, Tensor]], Tensor]:
     except Exception as error:  # onnxruntime has a type for each state
         raise DataError(f"{path} cannot be read: {error}. Export it again, or fetch it (git lfs pull).") from error
     return lambda inputs: torch.from_numpy(session.run(None, {name: each.numpy() for name, each in inputs.items()})[0])
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence logs and warnings of the exporter."""
-    with without_retry_messages("torch.onnx"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 # Model cards ---------------------------------------------------------------------------------------------------------

@@ -94,10 +94,10 @@ def _chosen(model: nn.Module, targets: Sequence[str] | None, setting: str) -> li
     """Return the named layers, by default every linear map of the model's blocks, or every convolution without any."""
     known = {name: each for name, each in model.named_modules() if isinstance(each, nn.Linear | nn.Conv2d)}
     if targets is None:
-        inside = {each for block in layers(model).blocks for each in block.modules()}
-        linear = [name for name, each in known.items() if each in inside and isinstance(each, nn.Linear)]
-        whole = [name for name, each in known.items() if isinstance(each, nn.Conv2d) and each.groups == 1]
-        return linear or [name for name in whole if known[name] in inside]
+        blocks = {each for block in layers(model).blocks for each in block.modules()}
+        inside = {name: each for name, each in known.items() if each in blocks}
+        linear = [name for name, each in inside.items() if isinstance(each, nn.Linear)]
+        return linear or [name for name, each in inside.items() if isinstance(each, nn.Conv2d) and each.groups == 1]
     found: dict[str, None] = {}
     for target in targets:
         named = [name for name in known if name == target or name.endswith(f".{target}")]

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from dipole.core.utils.errors import DataError, OptionError, nearest
-from dipole.core.utils.extras import install_line
+from dipole.core.utils.extras import needing
 from dipole.core.utils.files import atomic_file, disk_refusing, replacing
 from dipole.core.utils.progress import Progress
 from dipole.core.utils.text import warn
@@ -146,13 +146,9 @@ def writer_of(out: Path) -> Writer:
 @contextmanager
 def parquet(out: Path, key: str) -> Iterator[Write]:
     """Write columns `key` and "features", with one row group for each batch."""
-    try:
+    with needing("text", f"-o {out}: parquet (an .npy file needs no package)"):
         import pyarrow
         from pyarrow.parquet import ParquetWriter
-    except ModuleNotFoundError as error:
-        raise OptionError(
-            f"-o {out}: parquet needs {error.name}; install it with: {install_line('text')}. Or write an .npy file."
-        ) from error
     file: Any = None
     with replacing(out) as temporary, ExitStack() as stack:
 
@@ -175,8 +171,10 @@ def npy(out: Path, key: str) -> Iterator[Write]:
     """Write an array (n, d) of float32, and the identifiers as a JSON list to NAME.ids.json."""
     rows = width = 0
     with atomic_file(out) as array, atomic_file(out.with_suffix(".ids.json")) as ids:
-        _write_header(array, rows, width)
-        ids.write(b"[")
+
+        def write_header() -> None:  # its length does not depend on the shape
+            header = {"descr": "<f4", "fortran_order": False, "shape": (rows, width)}
+            np.lib.format.write_array_header_1_0(array, header)
 
         def write(names: list[Any], found: np.ndarray[Any, Any]) -> None:
             nonlocal rows, width
@@ -186,15 +184,12 @@ def npy(out: Path, key: str) -> Iterator[Write]:
                 rows += 1
             width = found.shape[1]
 
+        write_header()
+        ids.write(b"[")
         yield write
         ids.write(b"]\n")
         array.seek(0)
-        _write_header(array, rows, width)
-
-
-def _write_header(file: BinaryIO, rows: int, width: int) -> None:
-    """Write the header of an array of float32. Its length does not depend on the shape."""
-    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (rows, width)})
+        write_header()
 
 
 WRITERS: dict[str, Writer] = {".parquet": parquet, ".npy": npy}

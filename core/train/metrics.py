@@ -56,17 +56,14 @@ class Metrics:
         for name, value in values.items():
             self._sums[name] = self._sums.get(name, 0) + value
             self._counts[name] = self._counts.get(name, 0) + 1
-        if run.is_finished or crossed(previous, run.step, self._every):
-            run.log(self._means())
-
-    def _means(self) -> dict[str, float]:
-        """Return the means and begin new ones. This waits for the device."""
+        if not run.is_finished and not crossed(previous, run.step, self._every):
+            return
         tensors = {name: value for name, value in self._sums.items() if isinstance(value, Tensor)}
-        if tensors:
+        if tensors:  # this waits for the device
             self._sums |= dict(zip(tensors, torch.stack([*tensors.values()]).tolist(), strict=True))
         means = {name: value / self._counts[name] for name, value in self._sums.items()}
         self._sums, self._counts = {}, {}
-        return means
+        run.log(means)
 
     def write(self, run: Any, values: Mapping[str, float | None]) -> None:
         """Write one line for the current step."""
@@ -91,9 +88,8 @@ class Metrics:
 
     def load_state_dict(self, state: dict[str, Any], run: Any) -> None:
         self._sums, self._counts = dict(state["meter"]["sums"]), dict(state["meter"]["counts"])
-        for name, value in self._sums.items():
-            if isinstance(value, Tensor):
-                self._sums[name] = value.to(run.device)
+        tensors = {name: value for name, value in self._sums.items() if isinstance(value, Tensor)}
+        self._sums |= {name: value.to(run.device) for name, value in tensors.items()}
 
 
 class MetricsFile:

@@ -180,7 +180,14 @@ def load_run(
     config = folder.read_config()
     domain = adapter_class(config.domain)
     if settings:
-        _check_settings(config.domain, domain.data_fields, settings)
+        names = [f"{config.domain}.{key}" for key in sorted(domain.data_fields)]
+        for text in settings:
+            path = ".".join(parse_override(text)[0][:2])
+            if path not in names:
+                raise ConfigError(
+                    f"--set {text}: a trained model keeps its settings. Only where data lie can be set anew."
+                    f"{nearest(path, names)} Allowed: {', '.join(names) or 'nothing in this domain'}."
+                )
         config = folder.read_config(settings)
     if config.deterministic:
         set_deterministic()
@@ -195,17 +202,6 @@ def load_run(
     for module in filter(None, (adapter.module, objective)):
         module.eval()
     return record, adapter, objective
-
-
-def _check_settings(domain: str, allowed: frozenset[str], settings: Sequence[str]) -> None:
-    names = [f"{domain}.{key}" for key in sorted(allowed)]
-    for text in settings:
-        path, _ = parse_override(text)
-        if ".".join(path[:2]) not in names:
-            raise ConfigError(
-                f"--set {text}: a trained model keeps its settings; only where data lie can be said anew."
-                f"{nearest('.'.join(path), names)} Allowed: {', '.join(names) or 'nothing in this domain'}."
-            )
 
 
 def evaluate_run(

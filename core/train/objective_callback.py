@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 from typing import Any
-from weakref import ref
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -32,7 +32,7 @@ with needing("text", __name__):
 FILE = "objective.safetensors"
 STATE = "trainer_state.json"
 
-_carriers: list[ref[Any]] = []
+_carriers: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
 def carry(carrier: Any, in_model: bool = False) -> None:
@@ -43,12 +43,12 @@ def carry(carrier: Any, in_model: bool = False) -> None:
     objective is saved with the model.
     """
     carrier.taken, carrier.in_model = False, in_model
-    _carriers.append(ref(carrier))
+    _carriers[id(carrier)] = carrier
 
 
 def _losses_of(model: Any) -> list[Any]:
     """Return the losses that are trained with a model."""
-    return [each for each in (carrier() for carrier in _carriers) if each and each.trains(model)]
+    return [each for each in _carriers.values() if each.trains(model)]
 
 
 def _refuse_other_losses(model: nn.Module, *_: Any) -> None:
@@ -69,10 +69,8 @@ def _require_same(carriers: list[Any], step: Any, callbacks: dict[str, Any]) -> 
     kept = callbacks.get(ObjectiveCallback.__name__) or {}
     attributes: dict[str, Any] = (kept[0] if isinstance(kept, list) else kept).get("attributes", {})
     own, before = [str(each.objective) for each in carriers], attributes.get("objectives", [])
-    shapes = _shapes(carriers)
-    earlier = attributes.get("parameters", shapes * len(before))
-    known = [(_terms(text), shape) for text, shape in zip(before, earlier, strict=False)]
-    if own and before and not any((_terms(text), shape) in known for text, shape in zip(own, shapes, strict=True)):
+    known = list(zip(map(_terms, before), attributes.get("parameters", []), strict=False))
+    if own and before and not any(each in known for each in zip(map(_terms, own), _shapes(carriers), strict=True)):
         raise CheckpointError(
             f"the checkpoint of step {step} belongs to another loss: it was trained with {'; '.join(before)}, and this "
             f"loss is {'; '.join(own)}. Resume with that loss, or start anew from the weights of the model."
@@ -87,7 +85,7 @@ def _shapes(carriers: list[Any]) -> list[dict[str, list[int]]]:
 
 def _called() -> list[Any]:
     """Return the losses of no model that were called since the last optimizer step, and forget their calls."""
-    found = [each for each in (carrier() for carrier in _carriers) if each and getattr(each, "called", False)]
+    found = [each for each in _carriers.values() if getattr(each, "called", False)]
     for each in found:
         each.called = False
     return found
@@ -204,8 +202,9 @@ class ObjectiveCallback(TrainerCallback, ExportableState):
             )
         if tensors_hash(wanted) == written["sha256"]:
             return  # they are loaded already
-        given = [Path(args.resume_from_checkpoint)] if isinstance(args.resume_from_checkpoint, str) else []
-        places = [Path(written["file"]), checkpoint_folder(args, state) / FILE, *(each / FILE for each in given)]
+        places = [Path(written["file"]), checkpoint_folder(args, state) / FILE]
+        if isinstance(args.resume_from_checkpoint, str):
+            places.append(Path(args.resume_from_checkpoint) / FILE)
         for place in places:
             if place.is_file() and tensors_hash(load_file(place)) == written["sha256"]:
                 self._load(place)

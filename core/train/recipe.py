@@ -50,8 +50,7 @@ def read_recipe(recipe: str | Path) -> dict[str, Any]:
             raise ConfigError(f"{path} is a run's folder; to go on with the run: dipole train {path / 'config.toml'}")
         if recipe != "" and (found := instead_of_file(path)):
             raise ConfigError(f"{path} is {found}: give a .toml file, or a name of `dipole list recipes`.")
-        looks_like_path = path.suffix == ".toml" or len(path.parts) > 1
-        if looks_like_path:
+        if path.suffix == ".toml" or len(path.parts) > 1:
             raise ConfigError(f"no recipe file {shortened(str(path))!r}. Check the path, or see `dipole list recipes`.")
         name = str(recipe)
         hint = of_another_kind(name) or nearest(name, known)
@@ -292,26 +291,20 @@ def _unknown_key(location: Sequence[str], model: type[BaseModel]) -> str:
     table = _table_at(location[:-1], model)
     allowed = list(table.model_fields) if table else []
     key = ELSEWHERE.get(location[-1], location[-1])
-    text = f"no such setting.{nearest(key, allowed)}"
-    if table is not None and len(location) == 1:
-        # A key of [train] at the top level is the usual slip.
-        elsewhere = [
-            f"{name}.{key}"
-            for name in table.model_fields
-            if (inner := _table_at([name], model)) is not None and key in inner.model_fields
-        ]
+    if len(location) == 1:  # a key of [train] at the top level is the usual slip
+        tables = {name: _table_at([name], model) for name in allowed}
+        elsewhere = [f"{name}.{key}" for name, inner in tables.items() if inner and key in inner.model_fields]
         if elsewhere:
             return f"no such setting at the top level; did you mean {' or '.join(elsewhere)}?"
-    return f"{text} Allowed: {', '.join(allowed)}."
+    return f"no such setting.{nearest(key, allowed)} Allowed: {', '.join(allowed)}."
 
 
 def _table_at(location: Sequence[str], model: type[BaseModel]) -> type[BaseModel] | None:
     """Follow a path of field names to the model that holds the keys there."""
     for key in location:
-        field = model.model_fields.get(key)
-        if field is None:
-            # The path through a tagged union contains the discriminator's tag, which is not a field.
-            continue
+        if key not in model.model_fields:
+            continue  # the path through a tagged union contains the discriminator's tag, which is not a field
+        field = model.model_fields[key]
         options = [field.annotation, *get_args(field.annotation)]
         tables = [each for each in options if isinstance(each, type) and issubclass(each, BaseModel)]
         if not tables:

@@ -90,7 +90,6 @@ def train(
         return record
     if overwrite and resume == "auto":
         resume = "never"
-    is_open = False
     with Interrupts() as interrupts, quietly(quiet), deterministic(config.deterministic):
         processes = launch(config)
         progress = Progress(quiet, mute=not processes.is_main)
@@ -101,7 +100,6 @@ def train(
                 raise DataError("\n".join(missing))
             if processes.is_main:
                 folder.open(config)
-                is_open = True
             processes.wait()
             state = starting_state(folder.checkpoints, config.hash, resume, progress.warn)
             if state is not None:
@@ -117,8 +115,6 @@ def train(
             raise
         finally:
             progress.close()
-            if is_open:
-                folder.remove_if_empty()
             folder.close()
 
 
@@ -279,16 +275,14 @@ class Run:
         adapter = self.adapter
         while not self.is_finished:
             epoch, start = divmod(self.step, adapter.steps_per_epoch)
-            count = 0
             for batch in adapter.batches(epoch, start):
                 yield batch
-                count += 1
                 if self.is_finished:
                     return
-            announced = adapter.steps_per_epoch - start
-            if count != announced:
+            given, announced = self.step - epoch * adapter.steps_per_epoch - start, adapter.steps_per_epoch - start
+            if given != announced:
                 raise TrainingError(
-                    f"epoch {epoch} gave {count} batches from number {start} on where {announced} were announced "
+                    f"epoch {epoch} gave {given} batches from number {start} on where {announced} were announced "
                     f"({type(adapter).__name__}.steps_per_epoch)."
                 )
 

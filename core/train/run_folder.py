@@ -42,7 +42,7 @@ class RunFolder:
         self.tensorboard = path / "tensorboard"
         self.trackers = path / "trackers.json"
         self._owner = path / OWNER
-        self._lock: FileLock | None = None
+        self._lock: FileLock | None = None  # while open
 
     def open(self, config: RunConfig) -> None:
         """Create the folder, lock it for this process and write config.toml.
@@ -60,11 +60,11 @@ class RunFolder:
             lock = FileLock(self.path / ".lock")
             try:
                 lock.acquire(blocking=False)
-                self._lock = lock
             except OSError as error:
                 if isinstance(error, Timeout) or error.errno not in NO_LOCKS:
                     raise
-            if self._lock is not None:  # no other process writes there
+            self._lock = lock
+            if lock.is_locked:  # no other process writes there
                 for folder in (self.path, self.model, self.kept, self.checkpoints, self.best):
                     remove_scratch(folder)
             self._owner.write_text(describe_self())
@@ -82,18 +82,18 @@ class RunFolder:
             raise TrainingError(f"cannot write the run folder {self.path}: {why(error)}") from error
 
     def close(self) -> None:
-        """Release the lock. The system releases it if the process is killed."""
-        if self._lock is not None:
-            self._owner.unlink(missing_ok=True)
-            self._lock.release()
-            self._lock = None
+        """Release the lock, and remove the folder if nothing was begun: no record, metrics, checkpoints or other files.
 
-    def remove_if_empty(self) -> None:
-        """Remove the folder if it has no record, metrics, checkpoints or other files: nothing was begun."""
-        names = {self.config.name, ".lock", self._owner.name}
+        The system releases the lock if the process is killed.
+        """
+        if self._lock is None:
+            return
+        self._owner.unlink(missing_ok=True)
         with suppress(OSError):
-            if {path.name for path in self.path.iterdir()} <= names:
+            if {path.name for path in self.path.iterdir()} <= {self.config.name, ".lock"}:
                 shutil.rmtree(self.path)
+        self._lock.release()
+        self._lock = None
 
     def clear(self) -> None:
         """Remove the files of an earlier attempt, and no others."""
@@ -133,10 +133,8 @@ class RunFolder:
         try:
             written = read_toml(self.config)
         except ReceivedError as error:
-            reason = error.reason
-            if "cannot be read" not in reason:
-                reason = f"cannot be read: it {reason}"
-            raise RecordError(f"{self.config} {reason}") from error
+            reason = "" if "cannot be read" in error.reason else "cannot be read: it "
+            raise RecordError(f"{self.config} {reason}{error.reason}") from error
         overrides = list(overrides)
         try:
             return resolve(written, overrides).config
@@ -175,13 +173,10 @@ def find_run(text: str | Path, runs: str | Path = DEFAULT_RUNS) -> RunFolder:
     if fits:
         raise ConfigError(f"{text!r} fits {len(fits)} runs: {', '.join(each.name for each in fits)}. Give more digits.")
     if is_folder(path):
-        reason = f"it has no {CONFIG} and no {RECORD}"
-        if path.resolve().name.startswith("."):
-            reason = "it is hidden, as what `dipole rm` left"
+        is_hidden = path.resolve().name.startswith(".")
+        reason = "it is hidden, as what `dipole rm` left" if is_hidden else f"it has no {CONFIG} and no {RECORD}"
         raise ConfigError(f"{path} is no run folder: {reason}.")
-    there = f"there is no folder {runs}/"
-    if runs.is_dir():
-        there = "`dipole list runs` names them"
+    there = "`dipole list runs` names them" if runs.is_dir() else f"there is no folder {runs}/"
     raise ConfigError(
         f"no run {shortened(text)!r}: it is neither the folder of a run nor the start of a hash in {runs}/; {there}."
     )

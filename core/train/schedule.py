@@ -32,7 +32,6 @@ def _linear(first: float, last: float, part: float) -> float:
 
 
 SHAPES: Mapping[str, Callable[[float, float, float], float]] = {
-    POINTS: _linear,
     "linear": _linear,
     "cosine": lambda first, last, part: last + (first - last) * 0.5 * (1 + math.cos(math.pi * part)),
     "exponential": lambda first, last, part: first * (last / first) ** part,
@@ -65,9 +64,10 @@ class Interpolation:
         return [length if when is None else when for when, _ in self.points]
 
     def at(self, when: float, length: float) -> float:
+        shape = SHAPES.get(self.shape, _linear)
         for (start, end), (first, last) in zip(pairwise(self.times(length)), pairwise(self.values), strict=True):
             if when < end:
-                return SHAPES[self.shape](first, last, max(0.0, (when - start) / (end - start)))
+                return shape(first, last, max(0.0, (when - start) / (end - start)))
         return self.values[-1]
 
     def check(self, length: float) -> None:
@@ -139,14 +139,6 @@ def target(name: str, objective: "Composite | None") -> tuple[int, str]:
     return place, option
 
 
-def set_value(objective: Any, place: int, option: str, value: float) -> None:
-    """Set the weight or an option of the term at a place."""
-    if option == WEIGHT:
-        objective.weights[place] = value
-    else:
-        setattr(objective.terms[place], option, value)
-
-
 def _options(term: Any) -> list[str]:
     """Return the options of a term that are numbers and attributes of the same name."""
     from dipole.core.objectives.spec import options_of  # late: the package loads torch
@@ -182,8 +174,7 @@ def _check_option(term: Any, option: str, values: list[float]) -> None:
     derived = set()
     for value, built in zip(values[1:], others, strict=True):
         setattr(moved, option, value)
-        now, wanted = _plain(moved), _plain(built)
-        derived |= {key for key in wanted if now.get(key) != wanted[key]}
+        derived |= {key for key, wanted in _plain(built).items() if _plain(moved).get(key) != wanted}
     if derived:
         names = ", ".join(sorted(derived))
         raise ValueError(
@@ -200,7 +191,7 @@ def _plain(term: Any) -> dict[str, Any]:
 class Schedules:
     """Sets weights and options of an objective to their values at a step."""
 
-    def __init__(self, train: Any, objective: "Composite | None", steps_per_epoch: int) -> None:
+    def __init__(self, train: Any, objective: Any, steps_per_epoch: int) -> None:
         self._objective = objective
         self._curves = [(name, *target(name, objective), curve) for name, curve in train.curves.items()]
         self._length, self._unit = train.length, train.in_steps(1, steps_per_epoch)
@@ -210,6 +201,9 @@ class Schedules:
         values = {}
         for name, place, option, curve in self._curves:
             value = curve.at(step / self._unit, self._length)
-            set_value(self._objective, place, option, value)
+            if option == WEIGHT:
+                self._objective.weights[place] = value
+            else:
+                setattr(self._objective.terms[place], option, value)
             values[f"train/schedule.{name}"] = value
         return values

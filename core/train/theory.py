@@ -14,6 +14,7 @@ from dipole.core.objectives.regularizers.cllr import CLLR
 from dipole.core.objectives.regularizers.dp import DP
 from dipole.core.objectives.similarity import normalize
 from dipole.core.record import RunRecord
+from dipole.core.train.evaluation import transformed
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.model import load_run
 from dipole.core.train.run_folder import RunFolder
@@ -61,20 +62,13 @@ def theory_of_run(
     record, adapter, objective = load_run(folder, device)
     with in_mode(False, adapter.module, objective), isolated(Seeds(record.seed).probe), torch.no_grad():
         features, given = adapter.features(split)
-        features = features.float()
-        if objective is not None:
-            place = next(objective.parameters(), features).device
-            features = objective.transform(features.to(place))
-    features = features.cpu()
-    projected = features
+        projected = features = transformed(features.float(), objective).cpu()
     seen = {term.similarity for _, _, term in objective or () if term.similarity is not None}
     if form == "unit" or (form == "auto" and seen == {"cosine"}):
         features = normalize(features)
     classes = read_labels(labels, given, len(features))
-    lines: list[dict[str, Any]] = []
     try:
-        if folder.metrics.is_file():
-            lines = read_metrics(folder.metrics)
+        lines = read_metrics(folder.metrics) if folder.metrics.is_file() else []
     except ReceivedError as error:
         raise RecordError(str(error)) from error
     facts = _facts(record, objective, lines)

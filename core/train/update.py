@@ -96,7 +96,9 @@ class Update:
             objective.after_step(rate, step + 1, self._total_steps)
             # The mean of squares is not the square of the mean.
             values |= {"train/grad_norm": norm, "train/grad_norm_squared": norm * norm}
-        elif not overflowed(loss, scaler):
+        # A loss scale of float16 that is too large explains a nonfinite gradient, and the step is skipped. The scale is
+        # halved each time. Below 1 there must be another cause.
+        elif not (scaler.is_enabled() and math.isfinite(loss.detach()) and scaler.get_scale() >= 1):
             raise TrainingError(
                 f"step {step + 1}: {not_finite(outcome, pairs, objective, norm)} Stopped before the optimizer step. "
                 "The last checkpoint is intact. Try a lower train.learning_rate, train.clip, a higher temperature, "
@@ -157,14 +159,6 @@ def not_finite(outcome: Outcome, batch: GlobalPairs, objective: Composite, norm:
     if rows:
         where = f" {rows} of {sum(map(len, embeddings))} embeddings are not finite: look at the encoder and the data."
     return f"{what}.{where}"
-
-
-def overflowed(loss: Tensor, scaler: torch.amp.GradScaler) -> bool:
-    """Return whether the loss scale alone can explain a nonfinite gradient (float16). The step is then skipped.
-
-    The scale is halved each time. Below a scale of 1 there must be another cause.
-    """
-    return scaler.is_enabled() and math.isfinite(float(loss.detach())) and scaler.get_scale() >= 1
 
 
 def terms_with_bad_gradient(batch: GlobalPairs, objective: Composite) -> Iterator[str]:

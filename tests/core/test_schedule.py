@@ -64,9 +64,9 @@ def test_a_scheduled_option_gives_what_an_objective_built_with_it_gives(entry):
         if schedule.check({name: schedule.read(f"linear({value * 0.9!r}, {value!r})")}, moved, 1.0):
             assert name == "co2.temperature"  # consistency_temperature is this one where it is not given
             continue
-        schedule.set_value(moved, *schedule.target(name, moved), value)
         if option.name == schedule.WEIGHT:
             continue  # the term's weight in the sum
+        setattr(moved.terms[schedule.target(name, moved)[0]], option.name, value)
         torch.default_generator.manual_seed(0)
         built = objective(f"{entry.name}({option.name}={value!r})", dim=8).double()
         try:
@@ -146,6 +146,7 @@ def ahead():
     ("infonce.temperature=linear(0, 1)", "must be a number > 0"),
     *((f"infonce.temperature={wrong}", "is no schedule") for wrong in ("linear(1, nan)", "[]", "0.5")),
     ("infonce.temperature=linear(1, 2, start=1, start=2)", "is no schedule"),
+    ("infonce.temperature=points(1, 2)", "'points(1, 2)' is no schedule"),
     ("infonce.temperature=[[0, 1], [0, 2]]", "must rise"),
     ("infonce.temperature=linear(1, 2, start=5, end=4)", "0 <= start < end"),
     ("infonce.temperature=exponential(1, 0)", "above 0"), ("infonce.weight=linear(1, -1)", "must be >= 0"),

@@ -14,22 +14,8 @@ import torch
 from torch import Tensor
 
 from dipole.core.evaluation.arrays import in_range
-from dipole.core.evaluation.theory.latent import (
-    Latent,
-    Loss,
-    Negatives,
-    collision,
-    elementary,
-    expected,
-    full_collision,
-    integrate,
-    margin_loss,
-    no_margin,
-    over_draws,
-    quadrature,
-    some_collision,
-    transform,
-)
+from dipole.core.evaluation.theory import latent
+from dipole.core.evaluation.theory.latent import Latent, Loss, Negatives
 from dipole.core.objectives.registry import register
 from dipole.core.utils.errors import OptionError
 
@@ -64,21 +50,17 @@ def _unsupervised(points: Latent, plus: Tensor, minus: Tensor, loss: str, k: int
         inside = torch.zeros_like(points.point_mass)
         inside[span] = points.point_mass[span]
         mass = torch.stack([points.point_mass, points.point_mass - inside, inside])
-        total += rho * expected(loss, plus[span, span], minus[span], mass, k).mean(1)
+        total += rho * latent.expected(loss, plus[span, span], minus[span], mass, k).mean(1)
     whole, different, same = total.tolist()
-    left = 1 - full_collision(points.prior, k)
-    if points.classes == 1:
-        left = math.nan  # there are no other classes
-    return Unsupervised(whole, different / left, same / some_collision(points.prior, k))
+    left = math.nan if points.classes == 1 else 1 - latent.full_collision(points.prior, k)  # nan: no other classes
+    return Unsupervised(whole, different / left, same / latent.some_collision(points.prior, k))
 
 
 def block_loss(points: Latent, loss: str = "hinge", b: int = 2, draws: int = 4, seed: int = 0) -> Unsupervised:
     """L_un^block(f) = E l( f(x)^T ( mean_i f(x_i^+) - mean_i f(x_i^-) ) ), i = 1..b (Arora et al., Eq. 12, one block).
 
-    A block's further members are those of permutations within each class, drawn anew for each of `draws`: every member
-    is uniform over its class and independent of the others, as in the formula, and every pair of members is seen
-    equally often. So the estimate has no bias, and Proposition 6.2 holds for each draw, not on average only. The
-    standard error comes from the spread of the draws. Raises OptionError for b or draws below 1.
+    Each of `draws` permutes the points within each class, so every pair of members is seen equally often. The estimate
+    has no bias, and Proposition 6.2 holds for each draw. Raises OptionError for b or draws below 1.
     """
     if b < 1 or draws < 1:
         raise OptionError(f"blocks need b >= 1 and draws >= 1, got {b} and {draws}.", "b")
@@ -91,9 +73,7 @@ def block_loss(points: Latent, loss: str = "hinge", b: int = 2, draws: int = 4, 
         each = _unsupervised(points, plus, minus, loss, 1)
         found.append((each.whole, each.different, each.same))
     values = torch.tensor(found, dtype=torch.double)
-    error = math.nan
-    if draws > 1:
-        error = float(values[:, 0].std() / math.sqrt(draws))
+    error = float(values[:, 0].std() / math.sqrt(draws)) if draws > 1 else math.nan
     whole, different, same = values.mean(0).tolist()
     return Unsupervised(whole, different, same, error)
 
@@ -110,15 +90,13 @@ def _block_scores(points: Latent, b: int, generator: torch.Generator) -> Tensor:
 def mean_classifier_loss(points: Latent, loss: str = "hinge", k: int = 1, tasks: str = "collision") -> float:
     """L_sup^mu(f): the loss of the classifier whose rows are the class means, averaged over tasks (Def. 2.1, 2.2).
 
-    tasks "collision": classes c, c_1..c_k ~ rho given that c is none of the c_i, the task is the set of those that are
-    distinct (Sec. 6.1); "distinct": given that all k + 1 differ (Def. 2.2). For k = 1 the two are the same. Both are
-    exact. Raises OptionError for another word, or too few classes for such a task.
+    tasks "collision": classes c, c_1..c_k ~ rho given that c is none of the c_i. A task is the set of the distinct ones
+    (Sec. 6.1). "distinct": given that all k + 1 differ (Def. 2.2). Both are exact. Raises OptionError for another word
+    or too few classes.
     """
     if tasks not in ("collision", "distinct"):
         raise OptionError(f"unknown tasks {tasks!r}. Allowed: collision, distinct.", "tasks")
-    needed = 2
-    if tasks == "distinct":
-        needed = k + 1
+    needed = k + 1 if tasks == "distinct" else 2
     if points.classes < needed:
         raise OptionError(f"a task of {needed} classes needs as many, there are {points.classes}.", "k")
     total = weight = 0.0
@@ -131,7 +109,7 @@ def mean_classifier_loss(points: Latent, loss: str = "hinge", k: int = 1, tasks:
             chance = rho * float(prior.sum()) ** k
             value = _over_sets(loss, a, b, prior / prior.sum(), k)
         else:
-            chance = rho * float(elementary(prior, k)[-1])
+            chance = rho * float(latent.elementary(prior, k)[-1])
             value = _over_distinct(loss, a, b, prior, k)
         total, weight = total + chance * float(value.mean()), weight + chance
     return total / weight
@@ -140,21 +118,23 @@ def mean_classifier_loss(points: Latent, loss: str = "hinge", k: int = 1, tasks:
 def _over_sets(loss: str, a: Tensor, b: Tensor, prior: Tensor, k: int) -> Tensor:
     """E l over the set of distinct classes among k draws, (m,)."""
     if loss == "hinge" or k == 1:  # the largest of a set is the largest of the draws
-        return expected(loss, a, b, prior.unsqueeze(0), k)[0]
-    return _integrated(a, b, k, lambda left: over_draws(prior, left, k))
+        return latent.expected(loss, a, b, prior.unsqueeze(0), k)[0]
+    return _integrated(a, b, k, lambda left: latent.over_draws(prior, left, k))
 
 
 def _over_distinct(loss: str, a: Tensor, b: Tensor, prior: Tensor, k: int) -> Tensor:
     """E l over k distinct classes, drawn with probability ~ the product of their shares, (m,)."""
     if k == 1:
-        return expected(loss, a, b, (prior / prior.sum()).unsqueeze(0), 1)[0]
+        return _over_sets(loss, a, b, prior / prior.sum(), 1)
     if loss == "hinge":
         values, order = b.sort(dim=1)
-        reached = elementary(prior[order], k) / elementary(prior, k)[-1]  # (m, n)
+        reached = latent.elementary(prior[order], k) / latent.elementary(prior, k)[-1]  # (m, n)
         largest = torch.diff(reached, dim=1, prepend=torch.zeros_like(reached[:, :1]))
         return (largest * (1 + values - a).clamp_min(0)).sum(1)
     shares = prior.view(1, -1, 1)
-    return _integrated(a, b, k, lambda left: elementary(shares * left, k, 1)[:, -1] / elementary(prior, k)[-1])
+    return _integrated(
+        a, b, k, lambda left: latent.elementary(shares * left, k, 1)[:, -1] / latent.elementary(prior, k)[-1]
+    )
 
 
 def _integrated(a: Tensor, b: Tensor, k: int, over: Callable[[Tensor], Tensor]) -> Tensor:
@@ -162,8 +142,8 @@ def _integrated(a: Tensor, b: Tensor, k: int, over: Callable[[Tensor], Tensor]) 
     parts = []
     rows = max(1, (1 << 13) // b.shape[1])
     for own, others in zip(a.split(rows), b.split(rows), strict=True):
-        nodes = quadrature(own, others, k)
-        parts.append(integrate(transform(own, nodes)[:, 0], 1 - over(transform(others, nodes))))
+        nodes = latent.quadrature(own, others, k)
+        parts.append(latent.integrate(latent.transform(own, nodes)[:, 0], 1 - over(latent.transform(others, nodes))))
     return torch.cat(parts)
 
 
@@ -180,9 +160,8 @@ class Supervised:
 def trained_loss(points: Latent, loss: str = "hinge", k: int = 1, tasks: int = 50, seed: int = 0) -> Supervised:
     """L_sup(f) = E_T inf_W L_sup(T, W f) over tasks of k + 1 distinct classes (Arora et al., Eq. 3, Def. 2.2).
 
-    Use all tasks if there are at most `tasks`, else draw `tasks`. With drawn tasks the mean classifier is the control
-    variate if that lowers the error, because its loss over all tasks is known. The search starts at the mean
-    classifier. So the result on each task lies between the infimum and the mean classifier's loss.
+    Use all tasks if there are at most `tasks`, else draw as many. The search starts at the mean classifier, so the
+    result on each task lies between the infimum and the mean classifier's loss.
     """
     count = math.comb(points.classes, k + 1)
     every = count <= tasks
@@ -193,7 +172,7 @@ def trained_loss(points: Latent, loss: str = "hinge", k: int = 1, tasks: int = 5
         weights = torch.tensor([float(points.prior[list(task)].prod()) for task in chosen], dtype=torch.double)
         return Supervised(float((weights * both[:, 1]).sum() / weights.sum()), 0.0, count, count)
     gains = both[:, 0] - both[:, 1]
-    # The mean classifier's loss over all tasks is known: of its loss less the gain, and the loss itself, the steadier.
+    # The mean classifier's loss over all tasks is known, so that it is a control variate. Take the steadier estimate.
     controlled = mean - float(gains.mean()), float(gains.std())
     plain = float(both[:, 1].mean()), float(both[:, 1].std())
     found, spread = min(controlled, plain, key=lambda each: each[1])
@@ -226,12 +205,11 @@ def _losses(points: Latent, task: tuple[int, ...], loss: str) -> tuple[float, fl
     y = torch.cat([torch.full((span.stop - span.start,), i) for i, span in enumerate(spans)])
     weight = torch.cat([torch.full((s.stop - s.start,), 1 / ((s.stop - s.start) * len(spans))) for s in spans]).double()
     start = points.means[list(task)]
-    best = before = float(weight @ margin_loss(loss, _margins(x @ start.T, y)))
+    best = before = float(weight @ latent.margin_loss(loss, _margins(x @ start.T, y)))
     W = start.clone().requires_grad_()
     for smooth in SMOOTHING if loss == "hinge" else SMOOTHING[:1]:
         _minimise(W, x, y, weight, loss, smooth)
-        with torch.no_grad():
-            now = float(weight @ margin_loss(loss, _margins(x @ W.T, y)))
+        now = float(weight @ latent.margin_loss(loss, _margins(x @ W.detach().T, y)))
         best = min(best, now) if math.isfinite(now) else best
     return before, best
 
@@ -253,7 +231,7 @@ def _minimise(W: Tensor, x: Tensor, y: Tensor, weight: Tensor, loss: str, smooth
             reach = torch.cat([torch.zeros_like(v[:, :1]), 1 - v], 1)
             each = smooth * torch.logsumexp(reach / smooth, 1)
         else:
-            each = margin_loss(loss, v)
+            each = latent.margin_loss(loss, v)
         value = weight @ each
         value.backward()
         return value
@@ -320,8 +298,8 @@ def lemma_4_3(loss: str, k: int, unsupervised: float, prior: Tensor, gen: float 
     for rho in prior.tolist():
         for t in range(1, k + 1):
             chance = math.comb(k, t) * rho**t * (1 - rho) ** (k - t)
-            collided += rho * chance * float(no_margin(loss, torch.tensor(float(t), dtype=torch.double)))
-    return (unsupervised - collided + gen) / (1 - some_collision(prior, k))
+            collided += rho * chance * (1.0 if loss == "hinge" else math.log2(1 + t))
+    return (unsupervised - collided + gen) / (1 - latent.some_collision(prior, k))
 
 
 def lemma_4_4(loss: str, s: float) -> float:
@@ -334,9 +312,9 @@ def theorem_6_1(loss: str, k: int, different: float, s: float, prior: Tensor, ge
 
     For k = 1 it is Theorem 4.5: L_un^!= + c' tau/(1 - tau) s(f) + Gen_M/(1 - tau). `prior` is rho (C,).
     """
-    left = 1 - some_collision(prior, k)
-    first = (1 - full_collision(prior, k)) / left * different
-    return first + collision_constant(loss) * k * collision(prior) / left * s + gen / left
+    left = 1 - latent.some_collision(prior, k)
+    first = (1 - latent.full_collision(prior, k)) / left * different
+    return first + collision_constant(loss) * k * latent.collision(prior) / left * s + gen / left
 
 
 def margin(R: float, sigma: float, epsilon: float = 0.1, constant: float | None = None) -> float:
@@ -346,9 +324,7 @@ def margin(R: float, sigma: float, epsilon: float = 0.1, constant: float | None 
     lemma is proved here: -v exceeds its mean by more than gamma - 1 by at most eps in expectation, as
     f(x)^T(f(x+) - f(x-)) has 2 R^2 sigma^2-sub-Gaussian noise given x. A log below 0 counts as 0.
     """
-    inner, factor = math.sqrt(math.pi) * R * sigma / epsilon, 2.0
-    if constant is not None:
-        inner, factor = R / epsilon, constant
+    inner, factor = (math.sqrt(math.pi) * R * sigma / epsilon, 2.0) if constant is None else (R / epsilon, constant)
     return 1 + factor * R * sigma * math.sqrt(math.log(max(inner, 1.0)))
 
 
@@ -446,4 +422,4 @@ def class_collision(labels: Tensor, k: Negatives = 1) -> float:
     counts = labels[labels >= 0].unique(return_counts=True)[1].double()
     if not len(counts):
         return math.nan
-    return some_collision(counts / counts.sum(), k)
+    return latent.some_collision(counts / counts.sum(), k)

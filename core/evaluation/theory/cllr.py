@@ -35,9 +35,7 @@ def relative_variance(features: Tensor) -> float:
 
 def implied_constant(ratio: float, alpha: float, weight: float) -> float:
     """Return the largest C(X) for which CLLR's Theorem 3 holds: ratio/(alpha lambda), inf for 0."""
-    if alpha * weight > 0:
-        return ratio / (alpha * weight)
-    return math.inf
+    return ratio / (alpha * weight) if alpha * weight > 0 else math.inf
 
 
 LOGGED = (
@@ -69,15 +67,12 @@ def stationarity(lines: Sequence[Mapping[str, Any]], smoothness: float = 1.0) ->
     seen = [line for line in lines if line.get(loss) is not None and line.get(norm) is not None]
     if not seen:
         return None
-    values = [line[norm] for line in seen]
-    losses = [line[loss] for line in seen]
+    values, losses = [line[norm] for line in seen], [line[loss] for line in seen]
     # An agent counts environment steps, and logs its updates separately.
     steps = [int(line.get("train/n_updates") or line["step"]) for line in seen]
     least = torch.tensor(values, dtype=torch.double).cummin(0).values.tolist()
     gradient, descent = math.sqrt(max(values)), losses[0] - min(losses)
     bound = [gradient * math.sqrt(2 * smoothness * descent / step) for step in steps]
     scale = 2 * gradient**2 * descent
-    implied = math.inf
-    if scale:
-        implied = max(value**2 * step / scale for value, step in zip(least, steps, strict=True))
+    implied = max(value**2 * step / scale for value, step in zip(least, steps, strict=True)) if scale else math.inf
     return Stationarity(steps, least, bound, gradient, descent, implied)

@@ -34,9 +34,10 @@ CHUNK = 1 << 21  # entries of an (m, n, G) block
 def check_scale(features: Tensor) -> None:
     """Raises DataError where features (n, d) are not finite, or so large that their scores are not."""
     finite_rows(features, "features")
-    if len(features) and float(features.abs().max()) > LARGEST:
+    largest = float(features.abs().max())
+    if largest > LARGEST:
         raise DataError(
-            f"features reach {float(features.abs().max()):.3g}, and products of them overflow: take unit features, "
+            f"features reach {largest:.3g}, and products of them overflow: take unit features, "
             f"or a scale that keeps them below {LARGEST:g}."
         )
 
@@ -134,24 +135,20 @@ def expected_hinge(a: Tensor, b: Tensor, mass: Tensor, k: int = 1) -> Tensor:
     values, order = b.sort(dim=1)
     below = (a - 1).contiguous()  # a draw counts above it
     place = torch.searchsorted(values, below, right=True)  # (m, p)
+    centre = values.mean(1, keepdim=True)  # sums start from it, so that large scores cost no digits
+    zero = values.new_zeros(len(values), 1)
     found = []
     for each in mass:
         weight = each[order]  # (m, n)
         nothing = (1 - each.sum()).clamp_min(0)
         reached = nothing + weight.cumsum(1)
         largest = reached.pow(k) - (reached - weight).clamp_min(0).pow(k)  # P(the largest is this one)
-        found.append(_above(values, largest, place, below).mean(1))
+        count = torch.cat([largest.flip(1).cumsum(1).flip(1), zero], 1)
+        total = torch.cat([(largest * (values - centre)).flip(1).cumsum(1).flip(1), zero], 1)
+        # The sum over values above the threshold of largest (value - threshold), (m, p).
+        above = total.gather(1, place) - (below - centre) * count.gather(1, place)
+        found.append(above.clamp_min(0).mean(1))
     return torch.stack(found)
-
-
-def _above(values: Tensor, weight: Tensor, place: Tensor, threshold: Tensor) -> Tensor:
-    """Sum over values above the threshold of weight (value - threshold), (m, p)."""
-    # From the centre of the scores, so that large ones cost no digits.
-    centre = values.mean(1, keepdim=True)
-    zero = values.new_zeros(len(values), 1)
-    count = torch.cat([weight.flip(1).cumsum(1).flip(1), zero], 1)
-    total = torch.cat([(weight * (values - centre)).flip(1).cumsum(1).flip(1), zero], 1)
-    return (total.gather(1, place) - (threshold - centre) * count.gather(1, place)).clamp_min(0)
 
 
 def expected_logistic(a: Tensor, b: Tensor, mass: Tensor, k: int = 1) -> Tensor:
@@ -171,7 +168,8 @@ def expected_logistic(a: Tensor, b: Tensor, mass: Tensor, k: int = 1) -> Tensor:
     parts = []
     for positive, negative in zip(a.split(step), b.split(step), strict=True):
         nodes = quadrature(positive, negative, k)  # (m, G)
-        risen = torch.einsum("vq,mqg->vmg", mass, absorbed(negative, nodes)).clamp_max(1)
+        absorbed = (negative.unsqueeze(2) + nodes.unsqueeze(1)).exp_().neg_().expm1_().neg_()  # 1 - e^{-w e^b}
+        risen = torch.einsum("vq,mqg->vmg", mass, absorbed).clamp_max(1)
         parts.append(integrate(transform(positive, nodes).mean(1), -torch.expm1(k * torch.log1p(-risen))))
     return torch.cat(parts, 1)
 
@@ -204,11 +202,6 @@ def transform(scores: Tensor, nodes: Tensor) -> Tensor:
     return (scores.unsqueeze(2) + nodes.unsqueeze(1)).exp_().neg_().exp_()
 
 
-def absorbed(scores: Tensor, nodes: Tensor) -> Tensor:
-    """1 - e^{-w e^s} without cancellation, (m, n, G)."""
-    return (scores.unsqueeze(2) + nodes.unsqueeze(1)).exp_().neg_().expm1_().neg_()
-
-
 def integrate(own: Tensor, risen: Tensor) -> Tensor:
     """Trapezoidal rule in log2 of the product of both factors, over the last dimension."""
     return (own * risen).sum(-1) * (STEP / math.log(2))
@@ -217,13 +210,6 @@ def integrate(own: Tensor, risen: Tensor) -> Tensor:
 def expected(loss: str, a: Tensor, b: Tensor, mass: Tensor, k: int = 1) -> Tensor:
     """The expectation of the loss of that name, see `expected_hinge`."""
     return (expected_hinge if loss == "hinge" else expected_logistic)(a, b, mass, k)
-
-
-def no_margin(loss: str, t: Tensor) -> Tensor:
-    """l(0, .., 0) of t margins: 1 for hinge, log2(1 + t) for logistic."""
-    if loss == "hinge":
-        return torch.ones_like(t)
-    return torch.log2(1 + t)
 
 
 def margin_loss(loss: str, v: Tensor) -> Tensor:

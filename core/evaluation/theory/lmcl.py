@@ -12,11 +12,7 @@ from dipole.core.objectives.regularizers.dp import polarization
 
 
 def coverage(embeddings: Tensor, grid: int = 101) -> tuple[Tensor, Tensor]:
-    """How near pairs come to each distance: mu, and min_{i<j} |D_ij - mu| (LMCL, Theorem 1).
-
-    The theorem says that for the minimiser of L_NCE the second goes to 0 for every mu in [0, 1] as N grows.
-    Returns (grid,) and (grid,).
-    """
+    """Return mu (grid,) and min_{i<j} |D_ij - mu| (grid,), which goes to 0 as N grows (LMCL, Theorem 1)."""
     distances = torch.cat([distance for distance, _, _ in pair_distances(embeddings)]).double().sort().values
     mu = torch.linspace(0, 1, grid, dtype=torch.double)
     place = torch.searchsorted(distances, mu)
@@ -74,9 +70,7 @@ def proof_delta_pos(embeddings: Tensor, labels: Tensor) -> float:
     """The delta+ of the proof of LMCL's Theorem 3: as many pairs lie below it as share a class."""
     distances = torch.cat([distance for distance, _, _ in pair_distances(embeddings)])
     same = sum(count * (count - 1) // 2 for count in labels.unique(return_counts=True)[1].tolist())
-    if same == 0:
-        return 0.0
-    return float(distances.sort().values[same - 1])
+    return float(distances.sort().values[same - 1]) if same else 0.0
 
 
 def generalization(

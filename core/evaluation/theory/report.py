@@ -187,7 +187,7 @@ def measure(
 
 
 def _miss(report: Report, reason: str, paper: str = "") -> None:
-    """Say why the theorems about classes, of one paper or of all, are not computed."""
+    """Note why the theorems about classes, of one paper or of all, are not computed."""
     for theorem in THEOREMS:
         if "labels" in theorem.needs and paper in ("", theorem.paper):
             report.missing[theorem.key] = reason
@@ -196,26 +196,22 @@ def _miss(report: Report, reason: str, paper: str = "") -> None:
 def choose(labels: Tensor | None, n: int, choices: Choices) -> Tensor:
     """Return at most `choices.points` indices. Use fewer classes if each would keep only a handful of points."""
     generator = torch.Generator().manual_seed(choices.seed)
-    rows = torch.arange(n)
-    if labels is not None:
-        rows = rows[labels.cpu() >= 0]
+    y = torch.zeros(n) if labels is None else labels.cpu()
+    rows = torch.arange(n)[y >= 0]
     if len(rows) <= choices.points:
         return rows
-    if labels is not None:
-        y = labels.cpu()[rows]
-        names = y.unique()
-        keep = max(2, choices.points // FEWEST)
-        if len(names) > keep:
-            names = names[torch.randperm(len(names), generator=generator)[:keep]]
-            rows = rows[torch.isin(y, names)]
+    names = y[rows].unique()
+    keep = max(2, choices.points // FEWEST)
+    if len(names) > keep:
+        names = names[torch.randperm(len(names), generator=generator)[:keep]]
+        rows = rows[torch.isin(y[rows], names)]
     order = torch.randperm(len(rows), generator=generator)[: choices.points]
     return rows[order].sort().values
 
 
 def _arora(report: Report, points: Latent) -> None:
     if points.classes < 2:
-        reason = "needs two classes (a label below 0 is none): with one, tau = 1 and every bound is 0/0"
-        _miss(report, reason, ARORA)
+        _miss(report, "needs two classes (a label below 0 is none): with one, tau = 1 and every bound is 0/0", ARORA)
         return
     c = report.choices
     report._add("tau", collision(points.prior), "chance that two classes are the same")
@@ -260,9 +256,7 @@ def _one_negative(report: Report, points: Latent, loss: str, s: float, gen: floa
 
 def _trained(report: Report, points: Latent, loss: str, k: int, name: str, about: str) -> float:
     best = arora.trained_loss(points, loss, k, report.choices.tasks, report.choices.seed)
-    fitted = "all tasks"
-    if best.tasks < best.of:
-        fitted = f"{best.tasks} of {counted(best.of, 'task')}"
+    fitted = "all tasks" if best.tasks == best.of else f"{best.tasks} of {counted(best.of, 'task')}"
     return report._add(name, best.loss, f"{about}, {fitted}", best.error)
 
 
@@ -307,11 +301,8 @@ def _margin(report: Report, points: Latent) -> None:
 
 def _lmcl(report: Report, x: Tensor, y: Tensor | None, facts: RunFacts) -> None:
     c, n = report.choices, len(x)
-    low, high = facts.delta_pos, facts.delta_neg
-    if c.delta_pos is not None:
-        low = c.delta_pos
-    if c.delta_neg is not None:
-        high = c.delta_neg
+    low = facts.delta_pos if c.delta_pos is None else c.delta_pos
+    high = facts.delta_neg if c.delta_neg is None else c.delta_neg
     if low >= high:
         raise OptionError(f"delta_pos must be below delta_neg, got {low:g} and {high:g}.", "delta_pos")
     mean = report._add("mean D", diagnostics.mean_distance(x), "mean normalised distance of pairs")
@@ -326,7 +317,7 @@ def _lmcl(report: Report, x: Tensor, y: Tensor | None, facts: RunFacts) -> None:
         weight, at = facts.dp_weight, f"lambda = {facts.dp_weight:g}"
     if weight > 0:
         report._hold("lmcl_theorem_3", f"R1, {at}", ("R1", r1), ("4/lambda", 4 / weight))
-    if y is None or "lmcl_theorem_3" in report.missing:
+    if y is None:
         return
     if report.classes < 2:
         _miss(report, "needs two classes", LMCL)
@@ -362,9 +353,8 @@ def _lmcl(report: Report, x: Tensor, y: Tensor | None, facts: RunFacts) -> None:
 
 def _softmax(report: Report, x: Tensor, y: Tensor, facts: RunFacts) -> None:
     c = report.choices
-    soft = report._add(
-        "L_SM", lmcl.softmax_loss(torch.nn.functional.normalize(x, dim=1), y), "softmax classifier, nats"
-    )
+    unit = torch.nn.functional.normalize(x, dim=1)
+    soft = report._add("L_SM", lmcl.softmax_loss(unit, y), "softmax classifier, nats")
     if facts.nce is None:
         report.missing["lmcl_theorem_4"] = "needs L_NCE: the run has no infonce term with a logged loss"
         return
@@ -403,13 +393,8 @@ def _cllr(report: Report, x: Tensor, facts: RunFacts, metrics: Sequence[Mapping[
         return
     report._add("delta", way.gradient, "largest logged gradient norm")
     report._add("F_0 - F*", way.descent, "first logged loss less the smallest")
-    about = "smallest S with which CLLR Theorem 2 holds at every logged step"
-    report._add("implied S", way.implied_smoothness, about)
-    left = ("min_t ||grad F||^2", way.least[-1])
-    right = ("delta sqrt(2 S (F_0 - F*)/T)", way.bound[-1])
-    report._hold("cllr_theorem_2", f"T = {way.steps[-1]}", left, right, smoothness=c.smoothness)
-    report.curves["cllr_theorem_2"] = {
-        "step": [float(step) for step in way.steps],
-        "least": way.least,
-        "bound": way.bound,
-    }
+    report._add("implied S", way.implied_smoothness, "smallest S with which CLLR Theorem 2 holds at every logged step")
+    sides = ("min_t ||grad F||^2", way.least[-1]), ("delta sqrt(2 S (F_0 - F*)/T)", way.bound[-1])
+    report._hold("cllr_theorem_2", f"T = {way.steps[-1]}", *sides, smoothness=c.smoothness)
+    steps = [float(step) for step in way.steps]
+    report.curves["cllr_theorem_2"] = {"step": steps, "least": way.least, "bound": way.bound}
