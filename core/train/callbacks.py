@@ -80,18 +80,14 @@ class TermNotes:
 
 
 class Evaluations:
-    """Evaluate every `evaluate_every` and at the end, and keep the best weights.
-
-    `is_due` says that an evaluation after the current step was interrupted or postponed. `last` holds the last
-    results, and the step they are of.
-    """
+    """Evaluate every `evaluate_every` and at the end, and keep the best weights."""
 
     def __init__(self, every: int, best_by: str | None) -> None:
         self._every = every
         self._best_by = best_by
         self.best: tuple[int, float] | None = None  # step and value of the best result, the earliest of equal ones
-        self.is_due = False
-        self.last: tuple[int, Evaluated] | None = None
+        self.is_due = False  # an evaluation after the current step was interrupted or postponed
+        self.last: tuple[int, Evaluated] | None = None  # step and results
         # Diagnostics of the last batch, which no checkpoint holds, and the step they are of.
         self._pair_values: dict[str, float] | None = None
         self._pair_step = -1
@@ -241,12 +237,9 @@ def write_run_record(run: Any, status: Status, error: str | None = None) -> RunR
 def gradient_lengths(
     weighted: Mapping[str, Tensor], bases: Sequence[str], parameters: Sequence[nn.Parameter]
 ) -> tuple[float, dict[str, float]]:
-    """Return the length of the gradient of the base objective and those of the terms.
+    """Return ||d sum_b L_b / d theta|| of the base terms, and ||d L_t / d theta|| of each term, of the global batch.
 
-        ||d sum_b L_b / d theta||,   ||d L_t / d theta||
-
-    `weighted` has the weighted value of each term, (), with a graph, which is kept. `bases` names the terms of the
-    base. With several ranks every rank calls this. The gradients are those of the global batch.
+    `weighted` has the weighted value of each term, (), with a graph, which is kept. All ranks call this.
     """
     first, *others = (weighted[name] for name in bases)
     base = _length(sum(others, first), parameters)
@@ -280,9 +273,8 @@ class _Measured:
 class Health:
     """Watch whether a regularizer outweighs the base objective, and whether the embeddings collapse.
 
-    Both are measured at the first step, when the encoder is untrained, and at each evaluation. Later a regularizer and
-    the base balance each other: their gradients cancel at a minimum of their sum, so that one is as long as the other
-    whatever the weight is. The first step shows which of them decides.
+    Both are measured at the first step, when the encoder is untrained, and at each evaluation. At a minimum of the sum
+    the gradients cancel, so they are equally long for any weight. The first step shows which of them dominates.
     """
 
     def __init__(self, objective: Composite | None, every: int) -> None:

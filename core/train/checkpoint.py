@@ -69,8 +69,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read and verify one checkpoint, with tensors on the CPU. Raise CheckpointError if there is none."""
     if not is_file(path):
         raise CheckpointError(
-            f"no checkpoint {shortened(str(path))}. Give the path of a step-*.safetensors file or of a "
-            "run's folder, or use --resume auto."
+            f"no checkpoint {shortened(str(path))}. Give a step-*.safetensors file, a run's folder, or --resume auto."
         )
     match = _NAME.fullmatch(path.name)
     if match is None:
@@ -245,10 +244,7 @@ def first_start(run: Any) -> str | None:
 
 
 def unsupported_reason(ranks: Sequence[dict[str, Any]], module: nn.Module, synchronized: bool) -> str:
-    """Return why another number of ranks cannot continue what `ranks` saved ("drew", "adapter"), or "".
-
-    `synchronized` says whether batch norm sees the rows of all ranks.
-    """
+    """Return why another number of ranks cannot continue what `ranks` saved, or ""."""
     if any(rank["drew"] for rank in ranks):
         return "each drew random numbers of its own (dropout), which another number of ranks would draw otherwise"
     if any(not same(rank["adapter"], ranks[0]["adapter"]) for rank in ranks):

@@ -25,15 +25,12 @@ TOGETHER = 64  # blocks among which negatives are drawn, at least
 
 @dataclass(frozen=True)
 class ClassBlocks:
-    """Blocks of `size` different rows of one class (Arora et al. 2019, Sec. 2 and 8.1).
+    """Blocks of `size` different rows of one class: x and its b positives (Arora et al. 2019, Sec. 2 and 8.1).
 
-    The class of each block is drawn independently of all others, c ~ rho, and rho is uniform over the classes that have
-    `size` rows: two blocks are of one class with probability 1/C, in a batch as in an epoch.
-
-    `labels` (n,) are the classes of rows, and a block has `size` of them: x and its b positives. `count` is the number
-    of different blocks of each class, drawn once (the amount of unlabelled data, M). With None they are drawn from all
-    rows in every epoch anew. A class uses up its blocks, or its rows, before it uses one again within an epoch.
-    A class with fewer than `size` rows is left out. Raise DataError if there is no other.
+    The class of each block is drawn independently, c ~ rho, uniform over the classes that have `size` rows. `labels`
+    (n,) are the classes of rows. `count` is the number of different blocks of each class, drawn once (the amount of
+    unlabelled data, M). With None, each epoch draws new ones from all rows. A class uses up its blocks, or its rows,
+    before it repeats one within an epoch. Raise DataError if no class has `size` rows.
     """
 
     labels: np.ndarray
@@ -107,11 +104,10 @@ def block_losses(
 ) -> dict[str, float]:
     """Return L_un and L_sup^mu (Arora et al. 2019) of raw frozen features.
 
-    `unsupervised` and `unsupervised_train`: Eq. 12 on blocks of test and of training points that are drawn as for
-    training (`ClassBlocks`), class collisions among them. `supervised`: for the same test points x and classes, where
-    c^+ is none of c_1^-..c_k^-, l({f(x)^T (mu_c^+ - mu_c)}) over the distinct c among them (Sec. 6.1), with rows
-    mu_c = E_{x ~ D_c} f(x) over all training points of the class (Definition 2.1). Both of the same l; 2,048 blocks.
-    Rows are (n, d), and classes (n,) are negative where unknown.
+    `unsupervised` and `unsupervised_train`: Eq. 12 on 2,048 blocks of test and of training points (`ClassBlocks`).
+    `supervised`: of the test points whose c^+ is none of c_1^-..c_k^-, l({f(x)^T (mu_c^+ - mu_c)}) over the distinct c
+    among them (Sec. 6.1), with mu_c = E_{x ~ D_c} f(x) over all training points of the class (Definition 2.1). Rows are
+    (n, d), and classes (n,) are negative where unknown.
     """
     train_y, test_y = train_y.to(train_x.device), test_y.to(train_x.device)
     classes = train_y[train_y >= 0].unique()

@@ -94,9 +94,8 @@ class ComputeLoss:
         if names is None or not set(names) <= set(found):
             wanted = " and ".join(names or ["known embeddings"])
             raise PairsError(
-                f"the model returned {', '.join(map(str, found))}, and no {wanted}: name the outputs that hold them, "
-                "compute_loss(..., embeddings=('query_embeds', 'document_embeds')), or give pairs=, a function from "
-                "outputs and labels to Pairs."
+                f"the model returned {', '.join(map(str, found))}, and no {wanted}: give embeddings=, the names of the "
+                "outputs that hold them, or pairs=, a function from outputs and labels to Pairs."
             )
         views = [check_matrix(name, found[name]) for name in names]
         classes = None
@@ -185,8 +184,7 @@ def compute_loss(
         )
     if any(True for _ in built.parameters()) and model is None:
         raise ConfigError(
-            f"{built} has parameters, which the trainer must optimise and save: give compute_loss(..., model=model), "
-            "before the trainer is built."
+            f"{built} has parameters, which the trainer must optimise and save: give compute_loss(..., model=model)."
         )
     if model is not None:
         if hasattr(model, "objective") and model.objective is not built:

@@ -105,67 +105,43 @@ EvaluatedPart = Literal["test", "validation"]
 class TrainConfig(Settings):
     """The [train] table. Lengths and periods are in epochs when `epochs` is given, in steps when `steps` is given."""
 
-    epochs: int | None = Field(default=None, ge=1, description="length of the run in epochs")
-    steps: int | None = Field(default=None, ge=1, description="length of the run in steps (give this or epochs)")
-    batch_size: int = Field(default=256, ge=2, description="instances per step over all ranks")
-    optimizer: Literal["adam", "adamw", "sgd", "lars"] = Field(default="adam", description="what takes the steps")
-    learning_rate: float = Field(default=1e-3, gt=0, description="peak learning rate")
-    weight_decay: float = Field(default=0.0, ge=0, description="of the optimizer; learned temperatures have none")
-    betas: tuple[float, float] | None = Field(default=None, description="adam and adamw only (default (0.9, 0.999))")
-    momentum: float | None = Field(default=None, ge=0, lt=1, description="sgd and lars only (default 0.9)")
+    epochs: int | None = Field(None, ge=1, description="length of the run in epochs")
+    steps: int | None = Field(None, ge=1, description="length of the run in steps (give this or epochs)")
+    batch_size: int = Field(256, ge=2, description="instances per step over all ranks")
+    optimizer: Literal["adam", "adamw", "sgd", "lars"] = Field("adam", description="what takes the steps")
+    learning_rate: float = Field(1e-3, gt=0, description="peak learning rate")
+    weight_decay: float = Field(0.0, ge=0, description="of the optimizer; learned temperatures have none")
+    betas: tuple[float, float] | None = Field(None, description="adam and adamw only (default (0.9, 0.999))")
+    momentum: float | None = Field(None, ge=0, lt=1, description="sgd and lars only (default 0.9)")
     schedule: RateSchedule | dict[str, Any] = Field(
-        default="constant",
+        "constant",
         description="of the learning rate: constant, cosine or step; as a table [train.schedule] also of weights and "
         'options of terms, such as "dp.weight" = "linear(0, 0.1)"',
     )
-    milestones: tuple[float, ...] | None = Field(
-        default=None, description="step schedule only: where the rate is multiplied by decay"
-    )
-    decay: float | None = Field(default=None, gt=0, le=1, description="step schedule only (default 0.1)")
-    warmup: float = Field(default=0.0, ge=0, description="linear warm-up from 0")
-    clip: float | None = Field(
-        default=None, gt=0, description="largest gradient norm (over all parameters); none by default"
-    )
+    milestones: tuple[float, ...] | None = Field(None, description="step schedule only: when decay multiplies the rate")
+    decay: float | None = Field(None, gt=0, le=1, description="step schedule only (default 0.1)")
+    warmup: float = Field(0.0, ge=0, description="linear warm-up from 0")
+    clip: float | None = Field(None, gt=0, description="largest gradient norm (over all parameters); none by default")
     precision: Literal["32", "bf16-mixed", "16-mixed"] = Field(
-        default="32", description="of the encoder; 16-mixed is float16 with loss scaling, for GPUs without bf16"
+        "32", description="of the encoder; 16-mixed is float16 with loss scaling, for GPUs without bf16"
     )
-    microbatch: int | None = Field(
-        default=None, ge=1, description="rows that the encoder sees at a time, on each rank; the loss sees all"
-    )
-    activation_checkpointing: bool = Field(
-        default=False, description="keep less of the encoder for the backward pass, and compute it again there"
-    )
-    compile: bool | CompileMode = Field(
-        default=False, description="compile the encoders for training (torch.compile), in its default mode or another"
-    )
-    sync_batch_norm: bool = Field(
-        default=False, description="several ranks: batch norm takes its statistics from the rows of all of them"
-    )
+    microbatch: int | None = Field(None, ge=1, description="rows per encoder call on each rank; the loss sees all rows")
+    activation_checkpointing: bool = Field(False, description="save memory: compute activations again in backward")
+    compile: bool | CompileMode = Field(False, description="compile the encoders: true, or a mode of torch.compile")
+    sync_batch_norm: bool = Field(False, description="batch norm takes its statistics from the rows of all ranks")
     evaluate_on: EvaluatedPart = Field(
-        default="test",
-        description="validation: a share of the training data is set aside and evaluated, and the test part is not "
-        "looked at; for choosing settings",
+        "test", description="validation: evaluate a share of the training data instead, to choose settings"
     )
-    validation_share: float = Field(
-        default=0.2, gt=0, lt=1, description="of the training data, set aside where anything is evaluated on it"
-    )
+    validation_share: float = Field(0.2, gt=0, lt=1, description="of the training data, set aside for validation")
     curves_on: EvaluatedPart = Field(
-        default="validation",
-        description="what evaluations before the end are of: validation sets validation_share of the training data "
-        "aside for them, and the test part is looked at once, at the end",
+        "validation", description="part for evaluations before the end, which uses `evaluate_on`"
     )
-    evaluate_every: int | None = Field(
-        default=None, ge=1, description="period of evaluation (default: only at the end)"
-    )
+    evaluate_every: int | None = Field(None, ge=1, description="period of evaluation (default: only at the end)")
     best_by: str | None = Field(
-        default=None,
-        description="keep the weights of the evaluation where this result was largest, or smallest for -NAME, such as "
-        "senteval/STSBenchmark-cosine/dev/spearman (default the last weights)",
+        None, description="keep the weights where this result was largest (smallest: -NAME), not the last"
     )
-    checkpoint_every: int | None = Field(
-        default=None, ge=1, description="period of checkpoints (default 1 epoch or 1000 steps)"
-    )
-    log_every: int = Field(default=10, ge=1, description="steps per line of metrics.jsonl")
+    checkpoint_every: int | None = Field(None, ge=1, description="period of checkpoints (default 1 epoch, 1000 steps)")
+    log_every: int = Field(10, ge=1, description="steps per line of metrics.jsonl")
 
     # RunConfig adds `curves_on` to the identity, depending on the domain.
     incidental: ClassVar[frozenset[str]] = frozenset(
@@ -303,13 +279,13 @@ class TrainConfig(Settings):
 class RunConfig(Settings):
     """A complete recipe. The domain's table is a field with the domain's name. `settings` returns it."""
 
-    name: str = Field(default="run", description="label in tables; not part of the hash")
-    description: str = Field(default="", description="one sentence; not part of the hash")
+    name: str = Field("run", description="label in tables; not part of the hash")
+    description: str = Field("", description="one sentence; not part of the hash")
     domain: str = Field(description="what is trained, and the name of its table")
-    objective: str = Field(default="infonce", description="text such as 'infonce(temperature=0.5) + 0.1*dp'")
-    seed: int = Field(default=0, ge=0, description="that everything random is drawn from")
-    device: str = Field(default="auto", pattern=DEVICES, description="auto, cpu, cuda, cuda:1, mps")
-    deterministic: bool = Field(default=False, description="refuse operations without a deterministic implementation")
+    objective: str = Field("infonce", description="text such as 'infonce(temperature=0.5) + 0.1*dp'")
+    seed: int = Field(0, ge=0, description="that everything random is drawn from")
+    device: str = Field("auto", pattern=DEVICES, description="auto, cpu, cuda, cuda:1, mps")
+    deterministic: bool = Field(False, description="refuse operations without a deterministic implementation")
     train: TrainConfig = Field(description="the [train] table")
 
     incidental: ClassVar[frozenset[str]] = frozenset({"name", "description", "device"})

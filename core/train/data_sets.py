@@ -20,18 +20,14 @@ MARK = ".dipole-data"  # in a folder that was prepared, with the name of its dat
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set that can be fetched. `page` has the licence, which is in the authors' words.
-
-    `files` may be a "package.module:function" that returns them. The function `prepare` gets the download folder and a
-    folder to fill. `use` has the recipe settings that use it, with {folder} as a placeholder.
-    """
+    """A data set that can be fetched."""
 
     summary: str
-    licence: str
-    page: str
-    files: tuple[RemoteFile, ...] | str
-    prepare: str
-    use: str
+    licence: str  # in the authors' words
+    page: str  # that has the licence
+    files: tuple[RemoteFile, ...] | str  # or "package.module:function", which returns them
+    prepare: str  # "package.module:function" of the download folder and a folder to fill
+    use: str  # recipe settings that use it, with {folder} as a placeholder
 
     def remote(self) -> tuple[RemoteFile, ...]:
         """Return the files to fetch."""

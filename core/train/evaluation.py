@@ -46,7 +46,7 @@ class Evaluated:
 def evaluate_model(
     adapter: Adapter, objective: Composite | None, seeds: Seeds, pair_values: Mapping[str, float] | None = None
 ) -> Evaluated:
-    """Run probes and diagnostics. The training state (mode, global generators) does not change.
+    """Run probes and diagnostics, and leave the training state as it is.
 
     pair_values: `diagnose_pairs` of the last training batch. By default of the adapter's `diagnostic_pairs`.
     """
@@ -125,11 +125,7 @@ def diagnose_classes(features: Tensor, labels: Tensor) -> dict[str, float]:
 
 @torch.no_grad()
 def diagnose_pairs(several: tuple[Pairs, ...], objective: Composite | None = None) -> dict[str, float]:
-    """Measure one batch of positives and negatives, and average over its Pairs.
-
-    The entropy is that of the negatives' weights at the objective's own t_neg (`Composite.sharpness`), below 0 for
-    reversed weights.
-    """
+    """Measure one batch, averaged over its Pairs. The entropy is at the objective's t_neg (`Composite.sharpness`)."""
     t_neg = SHARPNESS[1] if objective is None else objective.sharpness()[1]
     found = [
         (*diagnostics.entropy_of_weights(pairs, t_neg), diagnostics.alignment(pairs), diagnostics.uniformity(pairs))

@@ -126,27 +126,19 @@ def open_onnx(path: Path) -> Callable[[Mapping[str, Tensor]], Tensor]:
 
 @dataclass(frozen=True)
 class Card:
-    """Description of an exported folder, for its model card.
+    """Description of an exported folder, for its model card."""
 
-    `what` is a sentence on the model, `usage` Python that uses it, with FOLDER for the folder. `pipeline` is the Hub's
-    task, such as "image-feature-extraction", `library` loads the model. `notes` are paragraphs. `measured` are the
-    first results of the card's header, in the format that the Hub expects.
-    """
-
-    what: str
-    usage: str
-    pipeline: str
-    library: str = ""
+    what: str  # a sentence on the model
+    usage: str  # Python that uses it, with FOLDER for the folder
+    pipeline: str  # the Hub's task, such as "image-feature-extraction"
+    library: str = ""  # that loads the model
     tags: tuple[str, ...] = ()
-    notes: str = ""
-    measured: tuple[tuple[str, str], ...] = ()
+    notes: str = ""  # paragraphs
+    measured: tuple[tuple[str, str], ...] = ()  # the first results of the card's header, in the Hub's format
 
 
 def write_card(folder: Path, card: Card, record: Any, data: dict[str, Any]) -> None:
-    """Write README.md into a folder: licence, data, objective with formula and source, results, how to use it.
-
-    `record` is the run's `RunRecord`, and `data` as `Adapter.data_info` says.
-    """
+    """Write README.md of a run's `RunRecord` and `Adapter.data_info`: licence, data, objective, results, usage."""
     atomic_write(folder / CARD, f"---\n{_head(card, record, data)}---\n{_body(card, record, data)}")
 
 
@@ -240,10 +232,7 @@ def check_push(repo: str) -> None:
 
 
 def push(folder: Path, repo: str, private: bool = False) -> str:
-    """Upload a folder as a model repository, OWNER/NAME or NAME, and return its address. A missing one is created.
-
-    Raise TrainingError if the Hub cannot be reached, or refuses. The folder is kept.
-    """
+    """Upload a folder as a model repository, OWNER/NAME or NAME, and return its address. Raise TrainingError."""
     try:
         api = HfApi()
         made = api.create_repo(repo, private=private, exist_ok=True)

@@ -70,10 +70,7 @@ def _add_lora(model: nn.Module, lora: LoraTable, setting: str) -> None:
 
 
 def merged(module: nn.Module) -> nn.Module:
-    """Return a copy with the adapters merged into the weights, or the module itself without adapters.
-
-    Names and shapes are those before the adapters were added.
-    """
+    """Return a copy with the adapters merged into the weights, named as before, or the module itself without any."""
     if not any(map(_is_adapted, module.modules())):
         return module
     module = copy.deepcopy(module)

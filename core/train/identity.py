@@ -64,10 +64,10 @@ def written_out(objective: Any) -> list[list[Any]]:
 
 
 def foreign_sources(code: Iterable[Any]) -> dict[str, list[str]]:
-    """Return [distribution, version, SHA-256 of the source] of code from outside dipole and its libraries.
+    """Return [distribution, version, SHA-256 of the source] of code and its base classes from outside dipole.
 
-    Base classes count as well. The keys are the top-level package of installed code, a single module or script, or a
-    class of a notebook or of standard input. The first two entries are empty for code that is not installed.
+    The keys are the top-level package of installed code, a single module or script, or a class of a notebook or of
+    standard input. The first two entries are empty for code that is not installed.
     """
     found: dict[str, list[str]] = {}
     for each in (base for one in code for base in getattr(one, "__mro__", (one,))):

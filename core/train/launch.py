@@ -172,8 +172,7 @@ def _refuse(config: RunConfig) -> None:
         )
     if os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1") not in ("", "1"):
         raise ConfigError(
-            "accelerate is set to accumulate gradients, which contrasts each part with itself alone: give "
-            "--set train.microbatch=ROWS instead, which contrasts the whole batch."
+            "accelerate is set to accumulate gradients: give --set train.microbatch=ROWS, which contrasts all rows."
         )
 
 

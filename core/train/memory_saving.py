@@ -26,12 +26,8 @@ class PatchedEncoders:
 
     def __init__(self, encoders: Iterable[nn.Module], config: TrainConfig, compiles: bool) -> None:
         self._forwards: list[tuple[nn.Module, Forward]] = []
-        settings = {
-            "microbatch": config.microbatch,
-            "activation_checkpointing": config.activation_checkpointing,
-            "compile": compiles,
-        }
-        self._asked = [name for name, value in settings.items() if value]
+        self._asked = [name for name in ("microbatch", "activation_checkpointing") if getattr(config, name)]
+        self._asked += ["compile"] * compiles
         self._was_used = False
         mode: CompileMode = "default"
         if not isinstance(config.compile, bool):
@@ -83,7 +79,6 @@ def checkpointed(encoder: nn.Module, forward: Forward, maybe_compile: Callable[[
     """Return a forward pass that stores only the inputs of its segments and computes the rest again (Chen et al. 2016).
 
     Random numbers and buffers are replayed, so values, gradients and running statistics stay the same, bit for bit.
-    `maybe_compile` is applied to the forward pass of every segment (compiling).
     """
     parts = segments(encoder)
     if parts == [encoder]:

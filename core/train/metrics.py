@@ -37,10 +37,7 @@ def crossed(previous: int, step: int, every: int) -> bool:
 
 
 class Metrics:
-    """Average the values since the last line and write them to metrics.jsonl, the progress bar and the trackers.
-
-    Tensors are summed where they are: nothing waits for the device until a line is due.
-    """
+    """Write means since the last line to metrics.jsonl, the progress bar and the trackers. Sums stay on the device."""
 
     def __init__(self, config: RunConfig, folder: RunFolder, is_main: bool, log: Sequence[str], state: Any) -> None:
         self._sums: dict[str, Any] = {}
@@ -160,8 +157,8 @@ def check_trackers(names: str | Iterable[str]) -> tuple[str, ...]:
 class Trackers:
     """The trackers of a run in progress. Their errors end the run with a message that names the tracker.
 
-    trackers.json of the run's folder has their ids of the run and the number of logged lines. `keep_bytes` is the size
-    of metrics.jsonl at the checkpoint of `step`. Trackers may have later lines too.
+    trackers.json has their ids of the run and the number of logged lines. `keep_bytes` is the size of metrics.jsonl at
+    the checkpoint of `step`. Trackers may have later lines too.
     """
 
     def __init__(self, names: Sequence[str], config: RunConfig, folder: RunFolder, keep_bytes: int, step: int) -> None:

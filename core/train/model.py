@@ -41,8 +41,6 @@ def build(
 ) -> tuple[Adapter, Composite | None]:
     """Build the untrained adapter and objective of a configuration on a device.
 
-    The objective has its own stream of the seed, so its weights do not depend on the encoder's draws.
-
     kept: the folder of a finished run's other files. The adapter is then built for use, without data.
     """
     seeds = Seeds(config.seed)
@@ -66,7 +64,7 @@ def build(
     adapter.module.to(device)
     if config.objective == "none":
         return adapter, None
-    seed_everything(seeds.stream("model", "objective"))
+    seed_everything(seeds.stream("model", "objective"))  # its weights do not depend on the encoder's draws
     built = objective(config.objective)
     on_features = any(term.on_features for _, _, term in built)
     built.build(adapter.embedding_dim, adapter.pass_features() if on_features else None)

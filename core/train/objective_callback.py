@@ -38,9 +38,8 @@ _carriers: WeakValueDictionary[int, Any] = WeakValueDictionary()
 def carry(carrier: Any, in_model: bool = False) -> None:
     """Register a loss for trainers, with `objective` and `trains(model)`: whether it is the loss of that model.
 
-    It gets `taken`, whether a trainer's callback has found it. A loss of no model instead sets `called` at each call,
-    so the next optimizer step is its own. `check_dataset`, if it has one, gets the training set. With `in_model` the
-    objective is saved with the model.
+    It gets `taken`, whether a trainer's callback has found it. A loss of no model sets `called` at each call, so the
+    next optimizer step is its own. An optional `check_dataset` gets the training set. `in_model`: the model saves it.
     """
     carrier.taken, carrier.in_model = False, in_model
     _carriers[id(carrier)] = carrier

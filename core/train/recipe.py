@@ -57,8 +57,7 @@ def read_recipe(recipe: str | Path) -> dict[str, Any]:
         if is_file(f"{name}.toml"):
             hint = f" Did you mean the file {name}.toml?"
         raise ConfigError(
-            f"unknown recipe {shortened(name)!r}.{hint} Give a name of `dipole list recipes`, or the path of a .toml "
-            "file."
+            f"unknown recipe {shortened(name)!r}.{hint} Give a name of `dipole list recipes`, or a .toml file."
         )
     try:
         return read_toml(path)

@@ -61,7 +61,7 @@ class RunFolder:
             try:
                 lock.acquire(blocking=False)
             except OSError as error:
-                if isinstance(error, Timeout) or error.errno not in NO_LOCKS:
+                if error.errno not in NO_LOCKS:  # as of Timeout
                     raise
             self._lock = lock
             if lock.is_locked:  # no other process writes there

@@ -117,18 +117,14 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def target(name: str, objective: "Composite | None") -> tuple[int, str]:
-    """Return the place of the term and the option of a name such as "dp.weight".
-
-    Raise ValueError if there is none that can be scheduled.
-    """
+    """Return the place of the term and the option of a name such as "dp.weight", or raise ValueError."""
     if objective is None:
         raise ValueError("there is no objective (it is 'none')")
     owner, _, option = name.rpartition(".")
     if owner not in objective.names:
         near = nearest(owner, objective.names)
         raise ValueError(
-            f"no term {owner!r} in the objective.{near} Its terms: {', '.join(objective.names)}; a name is TERM.weight "
-            "or TERM.OPTION"
+            f"no term {owner!r} in the objective.{near} Give TERM.weight or TERM.OPTION of {', '.join(objective.names)}"
         )
     place = objective.names.index(owner)
     names = [WEIGHT, *_options(objective.terms[place])]

@@ -30,10 +30,7 @@ class RunInterruptedError(TrainingError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal arrived outside a step, so nothing has to be finished first.
-
-    Like KeyboardInterrupt it is no `Exception`.
-    """
+    """A signal arrived outside a step, so nothing has to be finished first."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -69,10 +66,7 @@ class Interrupts:
 
     @contextmanager
     def finishing(self, steps: bool) -> Iterator[None]:
-        """Remember a signal inside the block until the step is complete. Without `steps` raise `Interrupted` at once.
-
-        Then a signal remembered before is raised too.
-        """
+        """Remember a signal until the step is complete. Without `steps`, raise `Interrupted`, also of an earlier one."""
         if self.received and not steps:
             raise Interrupted(self.received)
         before, self._finishing = self._finishing, steps

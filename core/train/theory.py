@@ -94,8 +94,7 @@ def read_labels(text: str, given: Tensor | None, rows: int) -> Tensor | None:
             found = np.asarray(lines if len(lines) == rows else written.split())
     except (OSError, ValueError, EOFError) as error:
         raise DataError(
-            f"cannot read labels from {path}: {error}. Allowed: given, blocks:N, a .npy of integers, or a text file "
-            "with a label per line."
+            f"cannot read labels from {path}: {error}. Allowed: given, blocks:N, or a file: .npy, or a label per line."
         ) from error
     if found.shape != (rows,):
         raise DataError(f"{path} has labels of shape {found.shape}, the run has {counted(rows, 'row')} of features.")

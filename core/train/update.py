@@ -32,8 +32,7 @@ HALF = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 class Update:
     """Makes the updates of a run. It owns the optimizer and the loss scale of float16.
 
-    `state` is the `state_dict` of a checkpoint, with empty entries at the start. Raise ConfigError if a setting of
-    [train] has no effect on the module.
+    `state` is a checkpoint's, with empty entries at the start. Raise ConfigError if a setting of [train] has no effect.
     """
 
     def __init__(
@@ -225,13 +224,13 @@ def build_optimizer(config: TrainConfig, parameters: Iterable[Tensor]) -> Optimi
     if not wanted:
         raise ConfigError(
             "there is nothing to train: neither the encoder nor the objective has a parameter that learns. Choose an "
-            "encoder that learns, or thaw what is fixed in it."
+            "encoder that learns, or freeze less of it."
         )
     rate, decay = config.learning_rate, config.weight_decay
     groups: Any = wanted
     if decay:
-        decayed = [parameter for parameter in wanted if not getattr(parameter, "undecayed", False)]
         free = [parameter for parameter in wanted if getattr(parameter, "undecayed", False)]
+        decayed = [parameter for parameter in wanted if not getattr(parameter, "undecayed", False)]
         groups = [{"params": decayed}, {"params": free, "weight_decay": 0.0}]
     # One kernel for all parameters, where PyTorch has it.
     fused = all(parameter.device.type in ("cpu", "cuda") and parameter.dtype.is_floating_point for parameter in wanted)

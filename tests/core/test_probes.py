@@ -73,7 +73,7 @@ def test_labels_may_be_any_integers_and_missing_ones_are_left_out():
     assert set(result.predictions.tolist()) <= {17, 3, 99, 40}
     assert len(result.predictions) == int((named >= 0).sum())
     scores = torch.arange(6.0, 0, -1).repeat(2, 1)  # top 5 counts the class among the five best
-    result = probes._result(probes.split(torch.eye(6), torch.arange(6), scores, torch.tensor([4, 5])), scores)
+    result = probes._result(probes.arrays.split(torch.eye(6), torch.arange(6), scores, torch.tensor([4, 5])), scores)
     assert (result.accuracy, result.top5) == (0, 0.5)
 
 

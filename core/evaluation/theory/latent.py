@@ -37,8 +37,7 @@ def check_scale(features: Tensor) -> None:
     largest = float(features.abs().max())
     if largest > LARGEST:
         raise DataError(
-            f"features reach {largest:.3g}, and products of them overflow: take unit features, "
-            f"or a scale that keeps them below {LARGEST:g}."
+            f"features reach {largest:.3g}, and their products overflow. Scale them below {LARGEST:g}, or to length 1."
         )
 
 
