@@ -66,7 +66,7 @@ class Interrupts:
 
     @contextmanager
     def finishing(self, steps: bool) -> Iterator[None]:
-        """Remember a signal until the step is complete. Without `steps`, raise `Interrupted`, also of an earlier one."""
+        """Remember a signal until the step ends. Without `steps`, raise `Interrupted`, also for an earlier one."""
         if self.received and not steps:
             raise Interrupted(self.received)
         before, self._finishing = self._finishing, steps
