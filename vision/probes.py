@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from dipole.core.evaluation.descent import Descent
+from dipole.core.evaluation.logistic import Descent
 from dipole.core.evaluation.probes import PROBE_DEVICE_HELP, ProbeDevice
 from dipole.core.train.config import Settings
 from dipole.core.utils.distributed import all_sum

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from dipole.core.evaluation import arrays
 from dipole.core.evaluation.arrays import Array, ProbeData, in_range
-from dipole.core.evaluation.descent import Descent, ViewFeatures, descend
-from dipole.core.evaluation.logistic import fit_softmax
+from dipole.core.evaluation.logistic import Descent, ViewFeatures, descend, fit_softmax
 from dipole.core.objectives.spec import Range
 from dipole.core.utils.errors import DataError, OptionError, nearest
 from dipole.core.utils.text import counted, warn

@@ -1,6 +1,7 @@
 """An objective as the loss of transformers' Trainer: a `compute_loss_func` of what a model returns and of labels."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from statistics import fmean
 from typing import Any
@@ -25,6 +26,7 @@ NAMES = (("text_embeds", "image_embeds"), ("query_embeds", "document_embeds"), (
 Relate = Callable[[Any, Tensor | None], "Pairs | EncodedBatch | tuple[Pairs, ...]"]
 
 
+@dataclass(eq=False)
 class ComputeLoss:
     """A `compute_loss_func`. Build it with `compute_loss`.
 
@@ -34,22 +36,15 @@ class ComputeLoss:
         pairs: a function instead of names, or None.
         model: holds the objective. None if the objective has no parameters.
         accumulation: batches of an optimizer step, >= 1.
+        called: whether it was called since the last optimizer step, for `ObjectiveCallback`.
     """
 
-    def __init__(
-        self,
-        objective: Composite,
-        embeddings: Sequence[str] | None,
-        pairs: Relate | None,
-        model: nn.Module | None,
-        accumulation: int,
-    ) -> None:
-        self.objective = objective
-        self.model = model
-        self._embeddings = embeddings and tuple(embeddings)
-        self._pairs = pairs
-        self._accumulation = accumulation
-        self.called = False
+    objective: Composite
+    embeddings: Sequence[str] | None
+    pairs: Relate | None
+    model: nn.Module | None
+    accumulation: int
+    called: bool = False
 
     def trains(self, model: nn.Module) -> bool:
         """Return whether the objective is a part of a model.
@@ -72,10 +67,10 @@ class ComputeLoss:
             num_items_in_batch: labels other than -100 in all batches of an optimizer step.
         """
         self.called = self.model is None and torch.is_grad_enabled()
-        pairs = (self._pairs or self._by_name)(outputs, labels)
+        pairs = (self.pairs or self._by_name)(outputs, labels)
         loss: Tensor = self.objective(pairs).loss
         if num_items_in_batch is None or labels is None:
-            return loss / self._accumulation
+            return loss / self.accumulation
         items = labels.ne(IGNORED).sum().item()
         if world_size() > 1:
             # Every rank has the loss of all rows. The trainer multiplies by the number of processes where it has
@@ -85,7 +80,7 @@ class ComputeLoss:
 
     def _by_name(self, outputs: Any, labels: Tensor | None) -> Pairs | tuple[Pairs, ...]:
         found: Mapping[str, Tensor] = {type(outputs).__name__: outputs}
-        names = self._embeddings
+        names = self.embeddings and tuple(self.embeddings)
         if isinstance(outputs, Mapping):
             found = outputs
             names = names or next((each for each in NAMES if set(each) <= set(found)), None)

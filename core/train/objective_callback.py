@@ -161,12 +161,12 @@ class ObjectiveCallback(TrainerCallback, ExportableState):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         values, folder = self._values(), checkpoint_folder(args, state)
         if values and state.is_world_process_zero and folder.is_dir():
-            told = json.dumps([str(each.objective) for each in self._found if not each.in_model])
+            told = json.dumps([str(each) for each in self._apart()])
             atomic_write(folder / FILE, save(values, metadata={"objectives": told}))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if args.load_best_model_at_end and state.best_model_checkpoint and self._values():
-            self._load(Path(state.best_model_checkpoint) / FILE)
+            load_objectives(Path(state.best_model_checkpoint) / FILE, self._apart())
 
     def state(self) -> dict[str, Any]:
         """Return the entry of `trainer_state.json`."""
@@ -179,13 +179,12 @@ class ObjectiveCallback(TrainerCallback, ExportableState):
             attributes["written"] = {"file": str(self._folder / FILE), "sha256": tensors_hash(values)}
         return {"args": {}, "attributes": attributes}
 
+    def _apart(self) -> list[Composite]:
+        """Return the objectives that are not saved with the model."""
+        return [each.objective for each in self._found if not each.in_model]
+
     def _values(self) -> dict[str, Tensor]:
-        """Return the state of all objectives by "NUMBER.NAME"."""
-        return {
-            f"{number}.{name}": value.detach().contiguous()
-            for number, each in enumerate(each for each in self._found if not each.in_model)
-            for name, value in each.objective.state_dict().items()
-        }
+        return {name: value.detach().contiguous() for name, value in _states(self._apart()).items()}
 
     def _resume(self, args: Any, state: Any) -> None:
         wanted = self._values()
@@ -206,7 +205,7 @@ class ObjectiveCallback(TrainerCallback, ExportableState):
             places.append(Path(args.resume_from_checkpoint) / FILE)
         for place in places:
             if place.is_file() and tensors_hash(load_file(place)) == written["sha256"]:
-                self._load(place)
+                load_objectives(place, self._apart())
                 return
         raise CheckpointError(
             f"the parameters of the objective ({names}) at step {state.global_step} are not in "
@@ -214,8 +213,11 @@ class ObjectiveCallback(TrainerCallback, ExportableState):
             "loss.load_objective(FOLDER) with the folder that holds the checkpoint now."
         )
 
-    def _load(self, file: Path) -> None:
-        load_objectives(file, [each.objective for each in self._found if not each.in_model])
+
+def _states(objectives: list[Composite]) -> dict[str, Tensor]:
+    """Return the state of all objectives by "NUMBER.NAME"."""
+    states = enumerate(each.state_dict() for each in objectives)
+    return {f"{number}.{name}": value for number, state in states for name, value in state.items()}
 
 
 def load_objectives(file: Path, objectives: list[Composite]) -> None:
@@ -223,7 +225,7 @@ def load_objectives(file: Path, objectives: list[Composite]) -> None:
     if not file.is_file():
         raise CheckpointError(f"{file} is missing: a checkpoint folder holds it if the objective has parameters.")
     values = load_file(file)
-    own = {f"{n}.{name}": value for n, each in enumerate(objectives) for name, value in each.state_dict().items()}
+    own = _states(objectives)
     if {name: value.shape for name, value in values.items()} != {name: value.shape for name, value in own.items()}:
         shown = [", ".join(f"{name} {tuple(v.shape)}" for name, v in each.items()) for each in (values, own)]
         raise CheckpointError(f"{file} holds {shown[0]}; the objective has {shown[1]}. Build the loss as it was.")

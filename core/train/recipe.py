@@ -113,14 +113,15 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
         values = cast(dict[str, Any], _copy(recipe))
     except RecursionError:
         raise ConfigError("the recipe is nested too deeply.") from None
-    origins = dict.fromkeys(_paths(values), "recipe")
+    changed: list[str] = []
     for text in overrides:
         try:
-            _override(values, origins, text)
+            changed.append(_override(values, text))
         except ConfigError as error:
             problems.append(str(error))
-    if "train.schedule" in origins and isinstance(values["train"]["schedule"], dict):
-        origins[f"train.schedule.{RATE}"] = origins.pop("train.schedule")
+    origins = dict.fromkeys(_paths(values), "recipe")
+    for path in changed:
+        origins |= {each: "--set" for each in origins if f"{each}.".startswith(f"{path}.")}
     domain, model, adapter = values.get("domain"), RunConfig, None
     if isinstance(domain, str):
         try:
@@ -153,8 +154,8 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
     return Resolved(config=config, origins=origins)
 
 
-def _override(values: dict[str, Any], origins: dict[str, str], text: str) -> None:
-    """Set a value of `--set` among those of a recipe, and its origin."""
+def _override(values: dict[str, Any], text: str) -> str:
+    """Set a value of `--set` among those of a recipe, and return its dotted path."""
     keys, value = parse_override(text)
     path, table = ".".join(keys), values
     for depth, key in enumerate(keys[:-1], start=1):
@@ -168,11 +169,7 @@ def _override(values: dict[str, Any], origins: dict[str, str], text: str) -> Non
         table.pop(keys[-1], None)
     else:
         table[keys[-1]] = value
-    for known in list(origins):
-        if f"{known}.".startswith(f"{path}."):
-            del origins[known]
-    if value is not UNSET:
-        origins |= dict.fromkeys(_paths(value, keys), "--set")
+    return path
 
 
 def _domain_problems(config: RunConfig, adapter: type[Adapter]) -> list[str]:
