@@ -1,4 +1,4 @@
-"""What happens between the steps of a run: notes on terms, evaluation, the health of the run, the record.
+"""Callbacks of a run: notes on terms, evaluation, the health of the run, the record.
 
 `Run.advance` calls `on_step` of each class after every update. Checkpoints hold the `state_dict` of each. `run` is the
 `Run` in progress (run.py imports this module).
@@ -260,7 +260,7 @@ def _length(value: Tensor, parameters: Sequence[nn.Parameter]) -> float:
 
 @dataclass
 class _Measured:
-    """What checkpoints hold of `Health`."""
+    """The state of `Health`, as in checkpoints."""
 
     step: int = -1  # of the last measurement
     ratios: dict[str, Number] = field(default_factory=dict)

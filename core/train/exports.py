@@ -1,4 +1,4 @@
-"""What exports of all domains share: networks as ONNX files, model cards, and uploads to the Hugging Face Hub.
+"""Exports of all domains: networks as ONNX files, model cards, and uploads to the Hugging Face Hub.
 
 An ONNX file is checked by onnxruntime when it is written. A card is README.md with a YAML head.
 """
@@ -80,13 +80,11 @@ def write_onnx(
 @torch.no_grad()
 def _off(path: Path, module: nn.Module, tried: Sequence[Mapping[str, Tensor]]) -> float:
     """Return the largest difference of a file's output, divided by the module's largest output if above 1."""
-    found = []
-    run = open_onnx(path)
+    run, found = open_onnx(path), []
     for inputs in tried:
         wanted = module(**inputs)
-        off = float((run(inputs) - wanted).abs().max())
-        found.append(off / max(1.0, float(wanted.abs().max())))
-    return max(found, key=lambda each: (each != each, each))  # no number is the furthest off
+        found.append((run(inputs) - wanted).abs().max() / wanted.abs().max().clamp_min(1))
+    return float(torch.stack(found).max())  # NaN if there is one
 
 
 def _write(
@@ -228,7 +226,7 @@ def check_push(repo: str) -> None:
     if not re.fullmatch(r"(?:[\w.-]+/)?[\w.-]{1,96}", repo):
         raise ConfigError(f"--push {repo}: a repository is called NAME or OWNER/NAME.")
     if get_token() is None:
-        raise ConfigError(f"--push {repo}: nobody is logged in to the Hugging Face Hub; {LOGIN}.")
+        raise ConfigError(f"--push {repo}: you are not logged in to the Hugging Face Hub: {LOGIN}.")
 
 
 def push(folder: Path, repo: str, private: bool = False) -> str:

@@ -33,8 +33,8 @@ class LoraTable(Settings):
     targets: tuple[str, ...] | None = Field(
         None,
         min_length=1,
-        description="ends of names of the layers they stand beside, such as [query, value] (default every linear map "
-        "of the model's layers, or every convolution where there is none)",
+        description="ends of names of the layers to adapt, such as [query, value] (default every linear map of the "
+        "model's layers, or every convolution where there is none)",
     )
 
 

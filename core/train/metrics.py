@@ -68,8 +68,7 @@ class Metrics:
         if shown:
             run.progress.values(shown)
         if self._file is not None:
-            line = {"step": run.step, "epoch": round(run.epoch, 4), "time": round(run.elapsed, 2), **values}
-            self._file.write(line)
+            self._file.write({"step": run.step, "epoch": round(run.epoch, 4), "time": round(run.elapsed, 2), **values})
             self._trackers.log(run.step, values)
 
     def close(self, status: Ending) -> None:
@@ -163,8 +162,8 @@ class Trackers:
 
     def __init__(self, names: Sequence[str], config: RunConfig, folder: RunFolder, keep_bytes: int, step: int) -> None:
         self._trackers: dict[str, Any] = {}
-        known: dict[str, Any] = {}
         self._lines = self._logged = 0  # of metrics.jsonl so far, and those that trackers have already
+        keys: dict[str, str] = {}  # ids of the run
         if not names:
             return
         if keep_bytes:
@@ -173,8 +172,7 @@ class Trackers:
                 self._lines = written[:keep_bytes].count(b"\n")
                 self._logged = written.count(b"\n")
                 known = read_json(folder.trackers)
-                self._logged = max(self._logged, known["lines"])
-        keys: dict[str, str] = known.get("keys", {})
+                self._logged, keys = max(self._logged, known["lines"]), known["keys"]
         # TensorBoard drops the later lines by itself (purge_step).
         self._continued = {name for name in names if name in keys and name != "tensorboard"}
         values = {
@@ -225,18 +223,16 @@ def _build(name: str, title: str, key: str, is_known: bool, folder: RunFolder, s
     """Return accelerate's tracker. `key` is the tracker's id of the run, the same in all attempts."""
     from accelerate import tracking
 
-    if name == "tensorboard":
-        # Events after the checkpoint are dropped, from that step on.
-        return tracking.TensorBoardTracker("tensorboard", folder.path, purge_step=step + 1 if step else None)
-    if name == "wandb":
-        # It writes into the run's folder. WANDB_MODE=offline needs no network.
-        project = os.environ.get("WANDB_PROJECT", PROJECT)
+    variables = {"wandb": "WANDB_PROJECT", "mlflow": "MLFLOW_EXPERIMENT_NAME", "trackio": "TRACKIO_PROJECT"}
+    project = os.environ.get(variables.get(name, ""), PROJECT)
+    if name == "wandb":  # it writes into the run's folder
         return tracking.WandBTracker(project, id=key, name=title, resume="allow", dir=str(folder.path))
     if name == "mlflow":
-        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-        return tracking.MLflowTracker(experiment, run_id=key if is_known else None, run_name=title)
-    project = os.environ.get("TRACKIO_PROJECT", PROJECT)
-    return tracking.TrackioTracker(project, name=f"{title} {key[:6]}", resume="allow")
+        return tracking.MLflowTracker(project, run_id=key if is_known else None, run_name=title)
+    if name == "trackio":
+        return tracking.TrackioTracker(project, name=f"{title} {key[:6]}", resume="allow")
+    # Events after the checkpoint are dropped, from that step on.
+    return tracking.TensorBoardTracker("tensorboard", folder.path, purge_step=step + 1 if step else None)
 
 
 @contextmanager

@@ -46,9 +46,7 @@ def build(
     seeds = Seeds(config.seed)
     seed_everything(seeds.model)
     domain = adapter_class(config.domain)
-    validation = 0.0
-    if domain.validates and config.train.part == "validation":
-        validation = config.train.validation_share
+    validates = domain.validates and config.train.part == "validation"
     adapter = domain(
         config.settings,
         seed=seeds,
@@ -57,7 +55,7 @@ def build(
         batch_size=config.train.batch_size,
         rank=rank,
         world_size=world_size,
-        validation=validation,
+        validation=config.train.validation_share if validates else 0.0,
         kept=kept,
     )
     adapter.reported = config.train.evaluate_on
@@ -96,16 +94,11 @@ def _try_objective(text: str, sketch: Sketch | None) -> None:
 
 def save_kept(folder: Path, adapter: Adapter) -> None:
     """Write the files that a domain needs in addition to weights, atomically. No folder if it needs none."""
-    if not keeps(type(adapter)):
+    if type(adapter).keep is Adapter.keep:
         return
     with disk_refusing(f"cannot save the model {folder}", CheckpointError), replacing(folder) as temporary:
         temporary.mkdir()
         adapter.keep(temporary)
-
-
-def keeps(adapter: type[Adapter]) -> bool:
-    """Return whether a domain needs files other than weights and configuration."""
-    return adapter.keep is not Adapter.keep
 
 
 def save_weights(folder: Path, module: nn.Module, objective: Composite | None) -> None:
@@ -190,7 +183,7 @@ def load_run(
     if config.deterministic:
         set_deterministic()
     place = pick_device(device or config.device)
-    kept = folder.kept if keeps(domain) else None
+    kept = None if domain.keep is Adapter.keep else folder.kept
     if kept is not None and not kept.is_dir():
         raise CheckpointError(f"the model is incomplete: {kept} is missing. Train again with --overwrite.")
     adapter, objective = build(config, folder, place, kept=kept)

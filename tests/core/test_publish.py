@@ -290,7 +290,7 @@ def test_a_push_that_cannot_begin_is_refused_before_the_work(monkeypatch, tmp_pa
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
-    fails(ConfigError, "nobody is logged in", check_push, "me/model")
+    fails(ConfigError, "you are not logged in", check_push, "me/model")
     fails(ConfigError, "NAME or OWNER/NAME", check_push, "a/b/c")
     monkeypatch.setenv("HF_TOKEN", "hf_x")
     check_push("me/model")
