@@ -70,8 +70,7 @@ def margin_occupancy(pairs: Pairs | Array, delta_pos: Distance = 0.1, delta_neg:
         OptionError: the margin is empty.
 
     Example:
-        >>> from dipole.evaluation import margin_occupancy
-        >>> margin_occupancy([[1, 0], [0, 1], [-1, 0], [0, -1]], delta_neg=0.6) == 4 / 6
+        >>> dipole.evaluation.margin_occupancy([[1, 0], [0, 1], [-1, 0], [0, -1]], delta_neg=0.6) == 4 / 6
         True
     """
     check_margin("margin_occupancy", delta_pos, delta_neg)
@@ -123,8 +122,7 @@ def similarity_error(
         OptionError: an option is out of its range, or the margin is empty.
 
     Example:
-        >>> from dipole.evaluation import similarity_error
-        >>> error, bound = similarity_error([[1, 0], [2, 0], [0, 1]], labels=[0, 0, 1])
+        >>> error, bound = dipole.evaluation.similarity_error([[1, 0], [2, 0], [0, 1]], labels=[0, 0, 1])
         >>> error, round(bound, 1)
         (0.0, 17.0)
     """
@@ -177,8 +175,7 @@ def conditional_entropy(pairs: Pairs | Array, t_neg: Sharpness = 2.0) -> tuple[f
         OptionError: `t_neg` is out of its range.
 
     Example:
-        >>> from dipole.evaluation import conditional_entropy
-        >>> entropy, maximum = conditional_entropy([[1, 0], [0, 1], [-1, 0], [0, -1]])
+        >>> entropy, maximum = dipole.evaluation.conditional_entropy([[1, 0], [0, 1], [-1, 0], [0, -1]])
         >>> round(entropy, 3), round(maximum, 3)
         (0.739, 1.099)
     """
@@ -219,8 +216,7 @@ def mutual_information(pairs: Pairs | Array, t_neg: Sharpness = 2.0) -> float:
         OptionError: as there.
 
     Example:
-        >>> from dipole.evaluation import mutual_information
-        >>> round(mutual_information([[1, 0], [0, 1], [-1, 0], [0, -1]]), 3)
+        >>> round(dipole.evaluation.mutual_information([[1, 0], [0, 1], [-1, 0], [0, -1]]), 3)
         0.36
     """
     entropy, maximum = conditional_entropy(pairs, t_neg)
@@ -250,8 +246,7 @@ def min_max_ratio(features: Array) -> float:
         PairsError: features of another shape.
 
     Example:
-        >>> from dipole.evaluation import min_max_ratio
-        >>> round(min_max_ratio([[0], [1], [3]]), 3)
+        >>> round(dipole.evaluation.min_max_ratio([[0], [1], [3]]), 3)
         4.083
     """
     return float(min_max_ratios(features).mean())
@@ -301,8 +296,7 @@ def alignment(
         OptionError: `alpha` is out of its range.
 
     Example:
-        >>> from dipole.evaluation import alignment
-        >>> alignment([[1, 0], [0, 2]], [[3, 0], [0, -1]])
+        >>> dipole.evaluation.alignment([[1, 0], [0, 2]], [[3, 0], [0, -1]])
         2.0
     """
     if isinstance(positives, Real):  # as `pair_histogram`, after Pairs
@@ -336,8 +330,7 @@ def uniformity(pairs: Pairs | Array, t: Annotated[float, Range(above=0), "precis
         OptionError: `t` is out of its range.
 
     Example:
-        >>> from dipole.evaluation import uniformity
-        >>> round(uniformity([[1, 0], [-1, 0]]), 3)
+        >>> round(dipole.evaluation.uniformity([[1, 0], [-1, 0]]), 3)
         -8.0
     """
     found = []
@@ -363,8 +356,7 @@ def mean_distance(embeddings: Array) -> float:
         PairsError: embeddings of another shape.
 
     Example:
-        >>> from dipole.evaluation import mean_distance
-        >>> round(mean_distance([[1, 0], [0, 1], [-1, 0]]), 3)
+        >>> round(dipole.evaluation.mean_distance([[1, 0], [0, 1], [-1, 0]]), 3)
         0.667
     """
     x = arrays.finite_rows(arrays.as_matrix("embeddings", embeddings, rows=2), "embeddings").double()
@@ -385,8 +377,7 @@ def mean_distance_ceiling(n: Annotated[int, Range(at_least=2), "points"]) -> flo
         OptionError: `n` is below 2.
 
     Example:
-        >>> from dipole.evaluation import mean_distance_ceiling
-        >>> mean_distance_ceiling(5)
+        >>> dipole.evaluation.mean_distance_ceiling(5)
         0.625
     """
     return n / (2 * n - 2)
@@ -416,8 +407,7 @@ def effective_rank(
         OptionError: `tolerance` is out of its range.
 
     Example:
-        >>> from dipole.evaluation import effective_rank
-        >>> round(effective_rank([[1, 0], [0, 1], [0, 0]]), 3)
+        >>> round(dipole.evaluation.effective_rank([[1, 0], [0, 1], [0, 0]]), 3)
         2.0
     """
     x = _matrix(matrix)
@@ -443,8 +433,7 @@ def numerical_rank(
         OptionError: `tolerance` is out of its range.
 
     Example:
-        >>> from dipole.evaluation import numerical_rank
-        >>> numerical_rank([[1, 2], [2, 4]])
+        >>> dipole.evaluation.numerical_rank([[1, 2], [2, 4]])
         1
     """
     x = _matrix(matrix)

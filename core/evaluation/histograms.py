@@ -105,8 +105,7 @@ def distance_histogram(
     Source: LMCL Figs. 2 and 5; CLLR Figs. 2 and 3.
 
     Example:
-        >>> from dipole.evaluation import distance_histogram
-        >>> found = distance_histogram([[1, 0], [2, 0], [-1, 0]], labels=[0, 0, 1], bins=4)
+        >>> found = dipole.evaluation.distance_histogram([[1, 0], [2, 0], [-1, 0]], labels=[0, 0, 1], bins=4)
         >>> found.all.tolist(), found.same.tolist()
         ([1, 0, 0, 2], [1, 0, 0, 0])
     """
@@ -152,8 +151,7 @@ def pair_histogram(
     them. This is our interpretation.
 
     Example:
-        >>> from dipole.evaluation import pair_histogram
-        >>> found = pair_histogram([[1, 0], [0, 1]], [[2, 0], [0, 3]], bins=2)
+        >>> found = dipole.evaluation.pair_histogram([[1, 0], [0, 1]], [[2, 0], [0, 3]], bins=2)
         >>> found.correct.tolist(), found.incorrect.tolist(), found.error
         ([2, 0], [0, 2], 0.0)
     """

@@ -49,8 +49,7 @@ class ProbeResult:
             for a class that the training part lacks.
 
     Example:
-        >>> from dipole.evaluation import knn_probe
-        >>> result = knn_probe([[0, 1], [1, 0]], [7, 3], [[0, 2], [1, 0], [1, 9]], [7, 3, 3], k=1)
+        >>> result = dipole.evaluation.knn_probe([[0, 1], [1, 0]], [7, 3], [[0, 2], [1, 0], [1, 9]], [7, 3, 3], k=1)
         >>> result.predictions.tolist(), result.ranks.tolist()
         ([7, 3, 7], [1, 1, 2])
     """
@@ -167,9 +166,8 @@ def linear_probe(
         OptionError: an unknown solver, or a setting that does not fit it.
 
     Example:
-        >>> from dipole.evaluation import linear_probe
         >>> train, test = [[0, 1], [1, 0], [0, 2], [2, 0]], [[0.1, 1], [1, 0.1]]
-        >>> linear_probe(train, [0, 1, 0, 1], test, [0, 1]).accuracy
+        >>> dipole.evaluation.linear_probe(train, [0, 1, 0, 1], test, [0, 1]).accuracy
         1.0
     """
     stepwise = {"batch_size": batch_size, "learning_rate": learning_rate, "milestones": milestones, "decay": decay}
@@ -244,9 +242,8 @@ def few_shot_probe(
         DataError: labels are missing, there is one class only, or features are not finite.
 
     Example:
-        >>> from dipole.evaluation import few_shot_probe
         >>> train, test = [[0, 1], [1, 0], [0, 2], [2, 0]], [[0.1, 1], [1, 0.1]]
-        >>> few_shot_probe(train, [0, 1, 0, 1], test, [0, 1], labels_per_class=1, draws=3).accuracy
+        >>> dipole.evaluation.few_shot_probe(train, [0, 1, 0, 1], test, [0, 1], labels_per_class=1, draws=3).accuracy
         1.0
     """
     data = arrays.single(arrays.standardized(arrays.split(train_x, train_y, test_x, test_y)))
@@ -279,9 +276,8 @@ def mean_classifier(
         OptionError: `labels_per_class` or `draws` is below 1.
 
     Example:
-        >>> from dipole.evaluation import mean_classifier
         >>> train, test = [[0, 1], [1, 0], [0, 2], [2, 0]], [[0.1, 1], [1, 0.1]]
-        >>> mean_classifier(train, [0, 1, 0, 1], test, [0, 1]).accuracy
+        >>> dipole.evaluation.mean_classifier(train, [0, 1, 0, 1], test, [0, 1]).accuracy
         1.0
     """
     data = arrays.split(train_x, train_y, test_x, test_y)
@@ -349,9 +345,8 @@ def knn_probe(
         OptionError: k or chunk is below 1, or the temperature is not above 0.
 
     Example:
-        >>> from dipole.evaluation import knn_probe
         >>> train, test = [[0, 1], [1, 0], [0, 2], [2, 0]], [[0.1, 1], [1, 0.1]]
-        >>> knn_probe(train, [0, 1, 0, 1], test, [0, 0], k=2).accuracy
+        >>> dipole.evaluation.knn_probe(train, [0, 1, 0, 1], test, [0, 0], k=2).accuracy
         0.5
     """
     data = arrays.split(train_x, train_y, test_x, test_y)
@@ -427,8 +422,7 @@ def kmeans_accuracy(
         OptionError: more clusters than points, or none.
 
     Example:
-        >>> from dipole.evaluation import kmeans_accuracy
-        >>> kmeans_accuracy([[0, 1], [9, 0], [0, 2], [8, 0]], [0, 1, 0, 1]).accuracy
+        >>> dipole.evaluation.kmeans_accuracy([[0, 1], [9, 0], [0, 2], [8, 0]], [0, 1, 0, 1]).accuracy
         1.0
     """
     x = arrays.check_features(features, "features")
