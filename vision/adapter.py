@@ -167,13 +167,13 @@ class VisionAdapter(Adapter):
             yield batch
 
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        images, kind = self.parts.pretrain, kind_of(self.config)
+        images = self.parts.pretrain
         order = torch.as_tensor(self._order.rows(epoch))
         share = self.batch_size // self.world_size
         mine = slice(self.rank * share, (self.rank + 1) * share)
-        labels = kind.labels(images)
-        recipes = list(self.config.framework.augmentations(self.config))
-        columns = kind.columns(images)[: len(recipes)]
+        labels = kind_of(self.config).labels(images)
+        recipes = self.config.framework.augmentations(self.config)
+        columns = images.columns[: len(recipes)]
         for step in range(start, self.steps_per_epoch):
             index = order[step * self.batch_size : (step + 1) * self.batch_size]
             generator = self.seed.torch("augment", epoch, step)
@@ -201,11 +201,10 @@ class VisionAdapter(Adapter):
         info = {**self.evaluated_parts.info(), "view_size": self.size}
         if self.evaluated_parts is not self.parts:
             info["sizes"]["validation"] = len(self.parts.test)
-        described = [encoder.described for encoder in self._encoders() if encoder.described]
-        if described:
-            info["encoder"] = dict(described[0])
-        if isinstance(self.module, CLIP):
-            info["caption"] = self.module.caption.described
+        for part in self._networks():
+            name = "caption" if isinstance(part, CaptionBranch) else "encoder"
+            if part.described:
+                info.setdefault(name, dict(part.described))
         return info
 
     # Training
@@ -221,15 +220,12 @@ class VisionAdapter(Adapter):
     def encoders(self) -> list[nn.Module]:
         return [part for part in self.module.modules() if isinstance(part, Branch | CaptionBranch)]
 
-    def _encoders(self) -> list[Encoder]:
-        return [part for part in self.module.modules() if isinstance(part, Encoder)]
+    def _networks(self) -> list[Encoder | CaptionBranch]:
+        return [part for part in self.module.modules() if isinstance(part, Encoder | CaptionBranch)]
 
     def remarks(self) -> list[str]:
-        found = [line for encoder in self._encoders() for line in encoder.remarks]
-        if isinstance(self.module, CLIP):
-            found += self.module.caption.remarks
-        found += self._long_queues()
-        return list(dict.fromkeys(found))
+        found = [line for part in self._networks() for line in part.remarks]
+        return list(dict.fromkeys([*found, *self._long_queues()]))
 
     def _long_queues(self) -> list[str]:
         """Warn of a queue with several rows of each image: its own past views would be its negatives."""
@@ -246,7 +242,7 @@ class VisionAdapter(Adapter):
 
     def instead_of(self, objective: Any) -> str:
         """Return the frameworks that can carry an objective."""
-        if not kind_of(self.config).suggests_frameworks or isinstance(self.module, CLIP):
+        if self.config.pairs == "labels" or isinstance(self.module, CLIP):
             return ""
         method, views = self.config.method, self.config.count
         found = carriers(objective, views, self.embedding_dim, self.device, self.parts.pretrain, self.batch_size)

@@ -53,7 +53,7 @@ class CheckedSettings(VisionSettings):
                 update["projector_norm"] = norm
             self._fill("encoder", self.encoder.model_copy(update=update))
         if self.views is None:
-            self._fill("views", 1 if framework.single else kind_of(self).views(self))
+            self._fill("views", 1 if framework.single else len(self.columns or ()) or 2)
         if self.negatives is None:
             self._fill("negatives", framework.default_negatives)
         if framework.table is not None and self.own_table is None:

@@ -63,6 +63,11 @@ class ImageSet:
         return len(self.images)
 
     @property
+    def columns(self) -> tuple[Images, ...]:
+        """The images from which the first, second, ... view is made, in turn."""
+        return (self.images,)
+
+    @property
     def channels(self) -> int:
         """Channels of the images."""
         return self.images.shape[1]

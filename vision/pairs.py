@@ -35,16 +35,9 @@ CLASS_SETTINGS = ("classes", "pretrain_classes", "pretrain_split", "imbalance", 
 class PairKind:
     """A kind of pairs: by default the views of an image are positives."""
 
-    suggests_frameworks: bool = True
-    """True if a message may name frameworks that carry an objective on the same pairs."""
-
     def problems(self, config: VisionSettings) -> list[str]:
         """Describe settings that do not fit this kind."""
         return []
-
-    def views(self, config: VisionSettings) -> int:
-        """Return the default number of views of an image."""
-        return 2
 
     def load(self, config: VisionSettings, seed: Seeds, validation: float = 0.0) -> Parts:
         """Read the images of a [vision] table. validation: share of those for training to test on instead."""
@@ -61,15 +54,9 @@ class PairKind:
         # Unlabelled images would look like one more class.
         return images.labels if images.all_labelled else None
 
-    def columns(self, images: ImageSet) -> tuple[Images, ...]:
-        """Return the images from which the first, second, ... view is made, in turn."""
-        return (images.images,)
-
 
 class LabelPairs(PairKind):
     """Images of one class."""
-
-    suggests_frameworks = False
 
     def problems(self, config: VisionSettings) -> list[str]:
         if config.negatives is not None:
@@ -116,7 +103,6 @@ class PairedSet(ImageSet):
 
     @property
     def columns(self) -> tuple[Images, ...]:
-        """The columns of images."""
         return (self.images, *self.others)
 
     def take(self, index: Tensor | Sequence[int]) -> Self:
@@ -162,9 +148,6 @@ class ColumnPairs(PairKind):
                 problems.append(f"data.{name} has no effect with pairs 'columns', whose rows have no classes")
         return problems
 
-    def views(self, config: VisionSettings) -> int:
-        return len(config.columns or ())
-
     def missing(self, config: VisionSettings) -> list[str]:
         data = config.data
         tables: list[str | None] = [data.source, data.test]
@@ -196,10 +179,6 @@ class ColumnPairs(PairKind):
             pairs = pairs.take(torch.randperm(len(pairs), generator=seed.torch("data", "limit"))[: data.limit])
         check_same_shape(("images of the pairs", pairs), ("images of the test pairs", test))
         return Parts(pairs, pairs, test, test)
-
-    def columns(self, images: ImageSet) -> tuple[Images, ...]:
-        assert isinstance(images, PairedSet)
-        return images.columns
 
 
 PAIR_KINDS: dict[str, PairKind] = {"augmented": PairKind(), "labels": LabelPairs(), "columns": ColumnPairs()}
@@ -288,24 +267,19 @@ def _decoded(
             "vision.data.on_corrupt = 'skip'. If the column holds captions, set vision.caption.encoder."
         )
 
-    def read(number: int) -> bytes:
-        return content(files[number][0])
+    def problem(file: Path | bytes) -> str:
+        return attempt(partial(content, file), lambda data: "" if decode(data, decoding.size).size else "empty")
 
-    is_broken = torch.zeros(len(files), dtype=torch.bool)
-    broken: list[str] = []
+    problems = [""] * len(files)
     if decoding.on_corrupt == "skip":
         # Try all: an image that replaces a broken one later does not belong to the row.
-        def problem(number: int) -> str:
-            return attempt(lambda: read(number), lambda data: "" if decode(data, decoding.size).size else "empty")
-
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            for number, found in enumerate(pool.map(problem, range(len(files)))):
-                if found:
-                    is_broken[number] = True
-                    broken.append(f"{files[number][1]} ({found})")
+            problems = list(pool.map(problem, (file for file, _ in files)))
+    broken = [f"{where} ({found})" for (_, where), found in zip(files, problems, strict=True) if found]
     if broken:
         warn(f"skipped {describe(broken, len(files))}")
-    complete = (~is_broken[rows]).all(1).nonzero().flatten()
+    is_readable = torch.tensor([not found for found in problems])
+    complete = is_readable[rows].all(1).nonzero().flatten()
     if not len(complete):
         raise DataError(f"{name}: {describe(broken, len(files))}, and no row is left.")
     rows = ids = rows[complete]
@@ -313,9 +287,11 @@ def _decoded(
     numbers = used.tolist()
     # An image may be in many rows, and the memory limit is for all rows.
     options = replace(decoding, memory=decoding.memory * len(used) / rows.numel())
-    store = decode_all(name, [files[n][1] for n in numbers], lambda i: read(numbers[i]), None, (), options)
-    texts = tuple(captions[row] for row in complete.tolist()) if captions else ()
+    places = [files[n][1] for n in numbers]
+    store = decode_all(name, places, lambda i: content(files[numbers[i]][0]), None, (), options)
+    texts: tuple[str, ...] = ()
     if captions:
+        texts = tuple(captions[row] for row in complete.tolist())
         number_of = {text: n for n, text in enumerate(dict.fromkeys(texts))}
         ids = torch.cat([rows, torch.tensor([[number_of[text]] for text in texts])], 1)
     first, *others = (taken(store.images, column) for column in place.unbind(1))

@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, Unpack
 
@@ -23,7 +22,8 @@ from dipole.core.utils.files import atomic_write
 from dipole.core.utils.seeding import Seeds
 from dipole.vision.encoders import EncoderConfig, build_encoder
 from dipole.vision.encoders.base import mlp
-from dipole.vision.frameworks.base import Batch, Branch, embedded
+from dipole.vision.frameworks.base import Batch, embedded
+from dipole.vision.frameworks.branch import Branch, PassedFeatures
 
 BAR_LENGTH, BAR_WIDTH, BAR_DISTANCE = 2.9, 0.5, 1.0
 MOON_NOISE = 0.1
@@ -122,6 +122,9 @@ class Plane:
         rows = {"points": self._map(points), "copies": self._map(copies)}
         return EncodedBatch(rows, lambda rows: Pairs.cross(rows["points"], rows["copies"]))
 
+    def pass_features(self) -> int:
+        return self.width  # a linear map without a head
+
     def _map(self, points: Tensor) -> Tensor:
         return self.module(points[:, :, None, None])
 
@@ -177,16 +180,12 @@ class World:
         return (torch.cat([shared, nuisance], 1) @ self.mixing).tanh()
 
 
-def class_shares(classes: int, imbalance: float) -> Tensor:
-    """Return the shares (C,) of classes whose sizes fall geometrically: the first is `imbalance` times the last."""
+def imbalanced_labels(points: int, classes: int, imbalance: float) -> Tensor:
+    """Return labels (n,) of classes whose sizes fall geometrically, the first `imbalance` times the last, each >= 1."""
     shares = torch.logspace(0, -1, classes, base=imbalance, dtype=torch.float64)
-    return shares / shares.sum()
-
-
-def imbalanced_labels(points: int, shares: Tensor) -> Tensor:
-    """Return the labels (n,) of points whose classes have these shares, rounded, each class at least once."""
+    shares /= shares.sum()
     ends = (shares.cumsum(0) * points).round().long()
-    one_each = torch.arange(1, len(shares) + 1)
+    one_each = torch.arange(1, classes + 1)
     ends = ends.clamp(one_each, points - one_each.flip(0) + 1)
     return torch.searchsorted(ends, torch.arange(points), right=True)
 
@@ -206,21 +205,20 @@ class GaussianClasses:
     The test classes are balanced, also if those for training are not. Probes are trained on true labels.
     """
 
-    width, features = EMBEDDING, FEATURES
+    width = EMBEDDING
 
     def __init__(self, config: ToyConfig, seed: Seeds) -> None:
         self.config, self.seed = config, seed
         self.world = World(config.classes, config.separation, seed)
-        self.labels = imbalanced_labels(config.points, class_shares(config.classes, config.imbalance))
+        self.labels = imbalanced_labels(config.points, config.classes, config.imbalance)
         self.shared = self.world.shared(self.labels, seed.torch("data", "train"))
         self.data, self.test_points = self.shared, config.test_points
         noise = seed.torch("data", "labels")
         self.noisy_labels = with_noise(self.labels, config.label_noise, config.classes, noise)
-        encoder = mlp([INPUTS, HIDDEN, FEATURES])
         projector = nn.Sequential(nn.ReLU(), nn.Linear(FEATURES, EMBEDDING))
-        self.module = Branch(encoder, projector, dim=EMBEDDING)
-        self.module.returns_features = True
-        self.passes_features = False
+        self.module = Branch(mlp([INPUTS, HIDDEN, FEATURES]), projector, dim=EMBEDDING)
+        self.module.width = FEATURES
+        self._features: PassedFeatures | None = None
 
     def batch(self, index: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
         """Return the labels for training, the numbers of the points and the views of each point."""
@@ -228,13 +226,17 @@ class GaussianClasses:
         return (self.noisy_labels[index], index, *views)
 
     def embed(self, batch: tuple[Tensor, ...]) -> EncodedBatch:
+        if self._features is None:
+            return self._embed(batch)
+        return self._features.embed(lambda: self._embed(batch), len(batch[0]))
+
+    def pass_features(self) -> int:
+        self._features = PassedFeatures([self.module])
+        return self._features.width
+
+    def _embed(self, batch: tuple[Tensor, ...]) -> EncodedBatch:
         labels, index, *views = batch
-        outputs, features = zip(*map(self.module, views), strict=True)
-        found = embedded({"view": outputs}, Batch(views, labels, index, 0), self._pair)
-        if not self.passes_features:
-            return found
-        named = {f"features of view {number}": each for number, each in enumerate(features)}
-        return replace(found, rows={**found.rows, **named}, features=tuple(named))
+        return embedded({"view": list(map(self.module, views))}, Batch(views, labels, index, 0), self._pair)
 
     def _pair(self, rows: dict[str, Any], seed: int) -> Pairs:
         return Pairs.from_views(rows["view"], rows["labels"], rows["index"], self.config.negatives)
@@ -251,7 +253,7 @@ class GaussianClasses:
     def embedded(self, split: str) -> tuple[Tensor, Tensor]:
         """Return the embeddings of the points of a split, and the labels."""
         points, labels = self.points(split)
-        return self.module(points)[0].cpu(), labels
+        return self.module(points).cpu(), labels
 
     def evaluate(self, split: str, objective: Any, workdir: Path) -> dict[str, float]:
         """Return the accuracy of a linear and a 20-NN probe of the encoder's features."""
@@ -307,10 +309,7 @@ class ToyAdapter(Adapter):
         return self.world.embed(batch)
 
     def pass_features(self) -> int:
-        if isinstance(self.world, Plane):  # a linear map without a head
-            return self.embedding_dim
-        self.world.passes_features = True
-        return self.world.features
+        return self.world.pass_features()
 
     def fit(self, run: Any) -> None:
         if run.step == 0 and isinstance(self.world, Plane):

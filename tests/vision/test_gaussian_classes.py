@@ -64,7 +64,7 @@ def test_anchors_and_negatives_are_those_of_the_layout(negatives, anchors, of_ea
 
 @pytest.mark.parametrize("imbalance", [1.0, 20.0, 1000.0])
 def test_class_sizes_fall_geometrically(imbalance):
-    sizes = G.imbalanced_labels(20_000, G.class_shares(10, imbalance)).bincount().double()
+    sizes = G.imbalanced_labels(20_000, 10, imbalance).bincount().double()
     assert sizes.sum() == 20_000
     torch.testing.assert_close(sizes[0] / sizes[-1], torch.tensor(imbalance, dtype=torch.float64), atol=0, rtol=0.12)
     ratios = sizes[:-1] / sizes[1:]
@@ -85,7 +85,7 @@ def test_label_noise_is_exact_and_leaves_worlds_and_test_points_alone():
         assert labels.bincount().tolist() == [30] * 10
         assert points.shape == (300, 64)
     assert not torch.equal(data.points("test")[0], data.points("validation")[0])
-    labels = G.imbalanced_labels(9000, G.class_shares(10, 1.0))
+    labels = G.imbalanced_labels(9000, 10, 1.0)
     noisy = G.with_noise(labels, 0.4, 10, torch.Generator().manual_seed(0))
     wrong = noisy != labels
     assert int(wrong.sum()) == 3600
@@ -93,8 +93,8 @@ def test_label_noise_is_exact_and_leaves_worlds_and_test_points_alone():
     assert shifts[0] == 0
     assert shifts[1:].min() > 330
     assert torch.equal(G.with_noise(labels, 0.0, 10, torch.Generator()), labels)
-    assert G.imbalanced_labels(12, G.class_shares(10, 1e6)).bincount().min() == 1
-    assert G.imbalanced_labels(10, G.class_shares(10, 1e6)).bincount().tolist() == [1] * 10
+    assert G.imbalanced_labels(12, 10, 1e6).bincount().min() == 1
+    assert G.imbalanced_labels(10, 10, 1e6).bincount().tolist() == [1] * 10
 
 
 PLANES = ("noise=0.1", "starts=3", "inits=2", "scale=0.2")
@@ -113,9 +113,8 @@ def test_the_released_cllr_acts_on_the_encoders_features_of_every_view():
     data = of(points=200)
     batch = data.batch(torch.arange(32), torch.Generator().manual_seed(0))
     assert data.embed(batch).features == ()
-    data.passes_features = True
+    loss = objective("infonce + cllr(variant=released, rank=5)").build(data.width, data.pass_features())
     found = data.embed(batch)
-    loss = objective("infonce + cllr(variant=released, rank=5)").build(data.width, data.features)
     L = loss.terms[1].L
     rows = [normalize(data.module.encoder(view), dim=1) for view in batch[2:]]
     expected = sum((each - normalize(each @ L.T @ L, dim=1)).norm() for each in rows) / 32

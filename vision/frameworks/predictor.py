@@ -148,8 +148,38 @@ class SimSiam(Predicting):
 Schedule = Literal["cosine", "constant"]
 
 
-class Following(Predicting):
-    """Keys from a slowly moving copy of the branch, whose momentum rises to 1 over the `steps` of the run."""
+class BYOLConfig(PredictorConfig):
+    """The [vision.byol] table."""
+
+    momentum: float = Field(0.996, ge=0, le=1, description="of the target network, at the first step")
+    momentum_schedule: Schedule = Field("cosine", description="cosine: rising to 1 over the run")
+
+
+@register_framework("byol")
+class BYOL(Predicting):
+    """Predict from each view what a momentum copy of the network says of the other views (Grill et al. 2020).
+
+    With `2*regression` the loss is the paper's, both directions added. By default the projector has batch norm after
+    its hidden layer (Sec. 3.3).
+
+        >>> backbone = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3, 2), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1))
+        >>> model = BYOL(backbone, steps=1000)
+        >>> loss = model([torch.rand(8, 3, 32, 32), torch.rand(8, 3, 32, 32)])
+        >>> loss.backward()  # then optimizer.step()
+        >>> model.after_step()  # moves the target network
+
+    Args:
+        backbone: any module that maps images (n, C, H, W) to features (n, ...), which are flattened.
+        objective: its text, an Objective or a Composite.
+        head: the projection head. None is the paper's (`projection_head`), `nn.Identity()` is none.
+        predictor: from embeddings (n, d) to (n, d). None is the paper's (`prediction_head`).
+        momentum: of the copy, in [0, 1], at the first step.
+        momentum_schedule: "cosine", which rises to 1, or "constant".
+        steps: steps of the whole run, for the cosine. None keeps the momentum of the first step.
+    """
+
+    table = BYOLConfig
+    projector = (2, "hidden")
 
     def __init__(
         self,
@@ -190,40 +220,6 @@ class Following(Predicting):
         return {**super().metrics(), "momentum": self.momentum_now}
 
 
-class BYOLConfig(PredictorConfig):
-    """The [vision.byol] table."""
-
-    momentum: float = Field(0.996, ge=0, le=1, description="of the target network, at the first step")
-    momentum_schedule: Schedule = Field("cosine", description="cosine: rising to 1 over the run")
-
-
-@register_framework("byol")
-class BYOL(Following):
-    """Predict from each view what a momentum copy of the network says of the other views (Grill et al. 2020).
-
-    With `2*regression` the loss is the paper's, both directions added. By default the projector has batch norm after
-    its hidden layer (Sec. 3.3).
-
-        >>> backbone = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3, 2), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1))
-        >>> model = BYOL(backbone, steps=1000)
-        >>> loss = model([torch.rand(8, 3, 32, 32), torch.rand(8, 3, 32, 32)])
-        >>> loss.backward()  # then optimizer.step()
-        >>> model.after_step()  # moves the target network
-
-    Args:
-        backbone: any module that maps images (n, C, H, W) to features (n, ...), which are flattened.
-        objective: its text, an Objective or a Composite.
-        head: the projection head. None is the paper's (`projection_head`), `nn.Identity()` is none.
-        predictor: from embeddings (n, d) to (n, d). None is the paper's (`prediction_head`).
-        momentum: of the copy, in [0, 1], at the first step.
-        momentum_schedule: "cosine", which rises to 1, or "constant".
-        steps: steps of the whole run, for the cosine. None keeps the momentum of the first step.
-    """
-
-    table = BYOLConfig
-    projector = (2, "hidden")
-
-
 class MoCoV3Config(BYOLConfig):
     """The [vision.mocov3] table."""
 
@@ -232,7 +228,7 @@ class MoCoV3Config(BYOLConfig):
 
 
 @register_framework("mocov3")
-class MoCoV3(Following):
+class MoCoV3(BYOL):
     """MoCo with a predictor and without a queue (Chen, Xie & He 2021, Algorithm 1).
 
     The paper's loss is 2 tau (ctr(q1, k2) + ctr(q2, k1)). Here the directions are averaged: for temperature tau,
