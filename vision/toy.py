@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, Unpack
 
 import numpy as np
@@ -96,20 +95,75 @@ def _centred(points: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:
     return torch.from_numpy((points - points.mean(0)).astype(np.float32)), torch.from_numpy(labels)
 
 
-class Plane:
-    """Points in the plane, a linear map of four numbers, and k-means.
+class ToyAdapter(Adapter):
+    """Trains a small network on points that are drawn by the seed: a `Plane` or `GaussianClasses`, by toy.data."""
+
+    domain: ClassVar[str] = "toy"
+    config_model: ClassVar[type[Settings]] = ToyConfig
+    validates: ClassVar[bool] = True
+    sets_aside: ClassVar[bool] = False
+    objective_optional: ClassVar[bool] = True
+
+    config: ToyConfig
+    points: Tensor  # for training, as they are drawn
+    labels: Tensor
+    test_points: int
+
+    def __new__(cls, config: ToyConfig, **context: Unpack[Context]) -> "ToyAdapter":
+        return super().__new__(Plane if config.data in SETS else GaussianClasses)
+
+    def __init__(self, config: ToyConfig, **context: Unpack[Context]) -> None:
+        super().__init__(config, **context)
+        if self.world_size > 1:
+            raise ConfigError("the toy domain trains a small network in one process: start it without torchrun.")
+        if self.batch_size > config.points:
+            raise ConfigError(f"train.batch_size: {self.batch_size} is more than toy.points = {config.points}.")
+        self.steps_per_epoch = config.points // self.batch_size
+
+    @classmethod
+    def sketch(cls, config: Any, batch_size: int, world_size: int = 1) -> Sketch:
+        if config.data in SETS:
+            return Sketch(Plane.embedding_dim, _example, (batch_size,))
+        example = config.views, min(batch_size, EXAMPLE), config.negatives
+        return Sketch(GaussianClasses.embedding_dim, _example_views, example)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, ...]]:
+        order = torch.randperm(self.config.points, generator=self.seed.torch("data", "order", epoch))
+        for step in range(start, self.steps_per_epoch):
+            index = order[step * self.batch_size : (step + 1) * self.batch_size]
+            batch = self.batch(index, self.seed.torch("augment", epoch, step))
+            yield tuple(each.to(self.device) for each in batch)
+
+    def batch(self, index: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Return the tensors of some points, for `embed`."""
+        raise NotImplementedError
+
+    def fit(self, run: Any) -> None:
+        if run.objective is not None:
+            run.fit()
+
+    def data_info(self) -> dict[str, Any]:
+        content = self.points.numpy().tobytes() + self.labels.numpy().tobytes()
+        sizes = {"train": self.config.points, "test": self.test_points}
+        if self.validation:
+            sizes["validation"] = self.test_points
+        return {"name": self.config.data, "fingerprint": hashlib.sha256(content).hexdigest(), "sizes": sizes}
+
+
+class Plane(ToyAdapter):
+    """Points in the plane, a linear map of four numbers, and k-means (LMCL's study).
 
     A point and its noisy copy are a positive pair, the copies of the batch's other points are negatives. The paper
     starts P at 0, where the loss has no gradient. We train the best of `starts` small random matrices, since the loss
     has several minima and the paper's claim is about its minimiser. Without an objective P is the identity.
     """
 
-    width = 2
+    embedding_dim = 2
 
-    def __init__(self, config: ToyConfig, seed: Seeds) -> None:
-        self.config, self.seed = config, seed
-        self.points, self.labels = SETS[config.data](config.points, seed.numpy("data"))
-        self.data, self.test_points = self.points, config.points
+    def __init__(self, config: ToyConfig, **context: Unpack[Context]) -> None:
+        super().__init__(config, **context)
+        self.points, self.labels = SETS[config.data](config.points, self.seed.numpy("data"))
+        self.test_points = config.points
         self.module = build_encoder(EncoderConfig(name="linear", width=2, projector="none"), channels=2, size=1)
         (self._matrix,) = self.module.parameters()  # (2, 2)
 
@@ -122,18 +176,20 @@ class Plane:
         rows = {"points": self._map(points), "copies": self._map(copies)}
         return EncodedBatch(rows, lambda rows: Pairs.cross(rows["points"], rows["copies"]))
 
-    def pass_features(self) -> int:
-        return self.width  # a linear map without a head
-
     def _map(self, points: Tensor) -> Tensor:
         return self.module(points[:, :, None, None])
 
+    def fit(self, run: Any) -> None:
+        if run.step == 0:
+            self._start(run.objective)
+        super().fit(run)
+
     @torch.no_grad()
-    def start(self, objective: Any, batches: Iterator[tuple[Tensor, ...]]) -> None:
+    def _start(self, objective: Any) -> None:
         if objective is None:
             torch.nn.init.eye_(self._matrix)
             return
-        first = list(batches)
+        first = list(self.batches(0))
         draws = torch.randn(self.config.starts, 2, 2, generator=self.seed.torch("model", "starts")) * self.config.scale
         losses = []
         for draw in draws:
@@ -141,21 +197,23 @@ class Plane:
             losses.append(sum(float(objective(self.embed(batch)).loss) for batch in first))
         self._matrix.copy_(draws[torch.tensor(losses).argmin()])
 
-    def embedded(self, split: str) -> tuple[Tensor, Tensor]:
+    @torch.no_grad()
+    def features(self, split: str) -> tuple[Tensor, Tensor]:
         """Return P x of all points for any split. The validation part is as many new points of the same shape."""
         points, labels = self.points, self.labels
-        if split == "validation":
+        if split != "train" and self.part == "validation":
             points, labels = SETS[self.config.data](self.config.points, self.seed.numpy("data", "validation"))
         return self._map(points.to(self._matrix.device)).cpu(), labels
 
-    def evaluate(self, split: str, objective: Any, workdir: Path) -> dict[str, float]:
-        embedded, labels = self.embedded(split)
+    @torch.no_grad()
+    def evaluate(self, objective: Any) -> dict[str, float]:
+        embedded, labels = self.features("test")
         if objective is not None:
             embedded = objective.transform(embedded.to(self._matrix.device)).cpu()
-        if split == "test":  # for LMCL Figure 3
+        if self.part == "test":  # for LMCL Figure 3
             x, y = ([float(f"{value:.5g}") for value in axis.tolist()] for axis in embedded.T)
             text = json.dumps({"x": x, "y": y, "label": self.labels.tolist()})
-            atomic_write(workdir / "points.json", text + "\n")
+            atomic_write(self.workdir / "points.json", text + "\n")
         return kmeans_accuracy(embedded, labels, inits=self.config.inits, seed=self.seed.probe).metrics("kmeans")
 
 
@@ -199,21 +257,21 @@ def with_noise(labels: Tensor, share: float, classes: int, generator: torch.Gene
     return found
 
 
-class GaussianClasses:
+class GaussianClasses(ToyAdapter):
     """The training, validation and test points of a world, their views, and the probes.
 
     The test classes are balanced, also if those for training are not. Probes are trained on true labels.
     """
 
-    width = EMBEDDING
+    embedding_dim = EMBEDDING
 
-    def __init__(self, config: ToyConfig, seed: Seeds) -> None:
-        self.config, self.seed = config, seed
-        self.world = World(config.classes, config.separation, seed)
+    def __init__(self, config: ToyConfig, **context: Unpack[Context]) -> None:
+        super().__init__(config, **context)
+        self.world = World(config.classes, config.separation, self.seed)
         self.labels = imbalanced_labels(config.points, config.classes, config.imbalance)
-        self.shared = self.world.shared(self.labels, seed.torch("data", "train"))
-        self.data, self.test_points = self.shared, config.test_points
-        noise = seed.torch("data", "labels")
+        self.points = self.world.shared(self.labels, self.seed.torch("data", "train"))
+        self.test_points = config.test_points
+        noise = self.seed.torch("data", "labels")
         self.noisy_labels = with_noise(self.labels, config.label_noise, config.classes, noise)
         projector = nn.Sequential(nn.ReLU(), nn.Linear(FEATURES, EMBEDDING))
         self.module = Branch(mlp([INPUTS, HIDDEN, FEATURES]), projector, dim=EMBEDDING)
@@ -222,7 +280,7 @@ class GaussianClasses:
 
     def batch(self, index: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
         """Return the labels for training, the numbers of the points and the views of each point."""
-        views = [self.world.view(self.shared[index], generator) for _ in range(self.config.views)]
+        views = [self.world.view(self.points[index], generator) for _ in range(self.config.views)]
         return (self.noisy_labels[index], index, *views)
 
     def embed(self, batch: tuple[Tensor, ...]) -> EncodedBatch:
@@ -241,100 +299,29 @@ class GaussianClasses:
     def _pair(self, rows: dict[str, Any], seed: int) -> Pairs:
         return Pairs.from_views(rows["view"], rows["labels"], rows["index"], self.config.negatives)
 
-    def points(self, split: str) -> tuple[Tensor, Tensor]:
-        """Return one view of each point of "train", "test" or "validation", and the labels."""
-        shared, labels = self.shared, self.labels
+    def view(self, split: str) -> tuple[Tensor, Tensor]:
+        """Return one view of each point of "train" or "test", and the labels."""
+        shared, labels = self.points, self.labels
         if split != "train":
-            labels = torch.arange(self.test_points) % self.config.classes
+            split, labels = self.part, torch.arange(self.test_points) % self.config.classes
             shared = self.world.shared(labels, self.seed.torch("data", split))
         points = self.world.view(shared, self.seed.torch("data", split, "view"))
         return points.to(next(self.module.parameters()).device), labels
 
-    def embedded(self, split: str) -> tuple[Tensor, Tensor]:
-        """Return the embeddings of the points of a split, and the labels."""
-        points, labels = self.points(split)
-        return self.module(points).cpu(), labels
-
-    def evaluate(self, split: str, objective: Any, workdir: Path) -> dict[str, float]:
-        """Return the accuracy of a linear and a 20-NN probe of the encoder's features."""
-        data = []
-        for part in ("train", split):
-            points, labels = self.points(part)
-            data += [self.module.encoder(points).cpu(), labels]
-        linear = linear_probe(*data).metrics("linear")
-        return linear | knn_probe(*data, k=NEIGHBOURS).metrics("knn")
-
-
-class ToyAdapter(Adapter):
-    """Trains a small network on points that are drawn by the seed: LMCL's study (`Plane`), or `GaussianClasses`."""
-
-    domain: ClassVar[str] = "toy"
-    config_model: ClassVar[type[Settings]] = ToyConfig
-    validates: ClassVar[bool] = True
-    sets_aside: ClassVar[bool] = False
-    objective_optional: ClassVar[bool] = True
-
-    config: ToyConfig
-
-    def __init__(self, config: ToyConfig, **context: Unpack[Context]) -> None:
-        super().__init__(config, **context)
-        if self.world_size > 1:
-            raise ConfigError("the toy domain trains a small network in one process: start it without torchrun.")
-        if self.batch_size > config.points:
-            raise ConfigError(f"train.batch_size: {self.batch_size} is more than toy.points = {config.points}.")
-        self.world: Plane | GaussianClasses
-        if config.data in SETS:
-            self.world = Plane(config, self.seed)
-        else:
-            self.world = GaussianClasses(config, self.seed)
-        self.points, self.labels = self.world.data, self.world.labels
-        self.module = self.world.module
-        self.embedding_dim = self.world.width
-        self.steps_per_epoch = config.points // self.batch_size
-
-    @classmethod
-    def sketch(cls, config: Any, batch_size: int, world_size: int = 1) -> Sketch:
-        if config.data in SETS:
-            return Sketch(Plane.width, _example, (batch_size,))
-        return Sketch(GaussianClasses.width, _example_views, (config.views, min(batch_size, EXAMPLE), config.negatives))
-
-    def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, ...]]:
-        order = torch.randperm(self.config.points, generator=self.seed.torch("data", "order", epoch))
-        for step in range(start, self.steps_per_epoch):
-            index = order[step * self.batch_size : (step + 1) * self.batch_size]
-            batch = self.world.batch(index, self.seed.torch("augment", epoch, step))
-            yield tuple(each.to(self.device) for each in batch)
-
-    def embed(self, batch: tuple[Tensor, ...]) -> EncodedBatch:
-        return self.world.embed(batch)
-
-    def pass_features(self) -> int:
-        return self.world.pass_features()
-
-    def fit(self, run: Any) -> None:
-        if run.step == 0 and isinstance(self.world, Plane):
-            self.world.start(run.objective, self.batches(0))
-        if run.objective is not None:
-            run.fit()
-
     @torch.no_grad()
     def features(self, split: str) -> tuple[Tensor, Tensor]:
-        """Return the embeddings of "train" or "test" points and their labels."""
-        if split != "train":
-            split = self.part
-        return self.world.embedded(split)
+        points, labels = self.view(split)
+        return self.module(points).cpu(), labels
 
     @torch.no_grad()
     def evaluate(self, objective: Any) -> dict[str, float]:
-        return self.world.evaluate(self.part, objective, self.workdir)
-
-    def data_info(self) -> dict[str, Any]:
-        content = self.points.numpy().tobytes() + self.labels.numpy().tobytes()
-        tested = self.world.test_points
-        sizes = {"train": self.config.points, "test": tested}
-        if self.validation:
-            sizes["validation"] = tested
-        return {"name": self.config.data, "fingerprint": hashlib.sha256(content).hexdigest(), "sizes": sizes}
+        """Return the accuracy of a linear and a 20-NN probe of the encoder's features."""
+        data = []
+        for split in ("train", "test"):
+            points, labels = self.view(split)
+            data += [self.module.encoder(points).cpu(), labels]
+        linear = linear_probe(*data).metrics("linear")
+        return linear | knn_probe(*data, k=NEIGHBOURS).metrics("knn")
 
 
 def _example(objective: Any, dim: int, count: int) -> Pairs:

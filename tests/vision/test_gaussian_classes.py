@@ -1,5 +1,7 @@
 """The controlled data set and the toy sets: their factors, views and labels, and what a run makes of them."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -21,7 +23,9 @@ from tests.runs import refused, run_of
 
 
 def of(seed=0, **settings):
-    return GaussianClasses(ToyConfig(data="gaussian-classes", **settings), Seeds(seed))
+    config = ToyConfig(data="gaussian-classes", **settings)
+    context = {"seed": Seeds(seed), "device": torch.device("cpu"), "workdir": Path(), "batch_size": 8}
+    return GaussianClasses(config, **context, validation=0.1)
 
 
 def test_views_share_class_and_instance_and_draw_the_nuisance_anew():
@@ -34,7 +38,7 @@ def test_views_share_class_and_instance_and_draw_the_nuisance_anew():
     found = [view.double().atanh() @ unmixing for view in views]
     shared = CLASS + INSTANCE
     for each in found:
-        torch.testing.assert_close(each[:, :shared], data.shared[index].double(), atol=1e-3, rtol=0)
+        torch.testing.assert_close(each[:, :shared], data.points[index].double(), atol=1e-3, rtol=0)
     nuisance = torch.stack([each[:, shared:] for each in found])
     assert nuisance.shape[2] == NUISANCE
     assert torch.corrcoef(torch.stack([nuisance[0].flatten(), nuisance[1].flatten()]))[0, 1].abs() < 0.1
@@ -76,15 +80,17 @@ def test_label_noise_is_exact_and_leaves_worlds_and_test_points_alone():
     assert not torch.equal(one.world.mixing, other.world.mixing)
     assert torch.equal(one.world.mixing, uneven.world.mixing)
     assert torch.equal(one.world.means, uneven.world.means)
-    assert all(torch.equal(a, b) for a, b in zip(one.points("test"), uneven.points("test"), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(one.view("test"), uneven.view("test"), strict=True))
     data = of(points=500, imbalance=50.0, label_noise=0.5, test_points=300)
-    assert torch.equal(data.points("train")[1], data.labels)
+    assert torch.equal(data.view("train")[1], data.labels)
     assert (data.noisy_labels != data.labels).sum() == 250
-    for split in ("test", "validation"):
-        points, labels = data.points(split)
+    found = []
+    for data.part in ("test", "validation"):
+        points, labels = data.view("test")
+        found.append(points)
         assert labels.bincount().tolist() == [30] * 10
         assert points.shape == (300, 64)
-    assert not torch.equal(data.points("test")[0], data.points("validation")[0])
+    assert not torch.equal(*found)
     labels = G.imbalanced_labels(9000, 10, 1.0)
     noisy = G.with_noise(labels, 0.4, 10, torch.Generator().manual_seed(0))
     wrong = noisy != labels
@@ -113,7 +119,7 @@ def test_the_released_cllr_acts_on_the_encoders_features_of_every_view():
     data = of(points=200)
     batch = data.batch(torch.arange(32), torch.Generator().manual_seed(0))
     assert data.embed(batch).features == ()
-    loss = objective("infonce + cllr(variant=released, rank=5)").build(data.width, data.pass_features())
+    loss = objective("infonce + cllr(variant=released, rank=5)").build(data.embedding_dim, data.pass_features())
     found = data.embed(batch)
     L = loss.terms[1].L
     rows = [normalize(data.module.encoder(view), dim=1) for view in batch[2:]]
