@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
 
+import numpy as np
 import torch
+from PIL import Image
 from pydantic import Field, create_model, model_validator
 from torch import Tensor
 
@@ -17,7 +19,7 @@ from dipole.core.objectives.term_values import without_autocast
 from dipole.core.train.config import Settings
 from dipole.core.utils.transfer import to_device
 from dipole.vision import image_ops
-from dipole.vision.decoding import Box, Encoded
+from dipole.vision.decoding import Encoded
 
 CROP_ATTEMPTS = 10
 MOST_VIEWS = 16  # of an image, without small crops
@@ -231,6 +233,12 @@ class Augmentation:
         left = torch.where(some, (place[:, 1] * (width - w + 1)).floor(), ((width - w) / 2).floor())
         return torch.stack([top, left, h, w], 1)
 
+    def cut(self, picture: Image.Image, crops: Tensor, size: int) -> np.ndarray:
+        """Cut the box of `crops` (1, k) out of a picture, then resize it (bilinear, antialiased)."""
+        top, left, height, width = map(int, self.boxes(crops, picture.height, picture.width)[0].tolist())
+        part = picture.crop((left, top, left + width, top + height))
+        return np.asarray(part.resize((size, size), Image.Resampling.BILINEAR))
+
     def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
         """Augment images (n, C, H, W), uint8 or float in [0, 1], to float (n, C, size, size) in [0, 1]."""
         parameters = parameters.to(images.device)
@@ -295,16 +303,10 @@ def random_views(
     drawn = [each.draw_unsized(len(index), generator, size) for each, size in zip(augmentations, sizes, strict=True)]
     crops = [each[mine] for _, each in drawn]
 
-    def boxes(number: int, height: int, width: int) -> list[Box]:
-        """Return the box of each view of the image at a place in the batch."""
-        own = slice(number, number + 1)
-        found = []
-        for augment, draws in zip(augmentations, crops, strict=True):
-            top, left, h, w = map(int, augment.boxes(draws[own], height, width)[0].tolist())
-            found.append((left, top, left + w, top + h))
-        return found
+    def cut(place: int, picture: Image.Image) -> list[np.ndarray]:
+        own = (each[place : place + 1] for each in crops)
+        return [each.cut(picture, draws, size) for each, draws, size in zip(augmentations, own, sizes, strict=True)]
 
-    pixels_of_views = images.crops(index[mine], boxes, sizes)
-    for augment, pixels, (parameters, _) in zip(augmentations, pixels_of_views, drawn, strict=True):
+    for augment, pixels, (parameters, _) in zip(augmentations, images.views(index[mine], cut), drawn, strict=True):
         views.append(augment.apply(to_device(pixels, device), parameters[mine]).contiguous(memory_format=layout))
     return views

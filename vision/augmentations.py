@@ -165,9 +165,7 @@ class Augment:
         turn_upright(picture)
         size = augment.config.size or min(picture.size)
         parameters, crops = augment.draw_unsized(1, generator, size)
-        top, left, height, width = map(int, augment.boxes(crops, picture.height, picture.width)[0].tolist())
-        cut = picture.crop((left, top, left + width, top + height))  # nothing outside is read, as with tensors
-        pixels = np.asarray(cut.resize((size, size), Image.Resampling.BILINEAR))
+        pixels = augment.cut(picture, crops, size)
         found = torch.from_numpy(pixels.copy().reshape(size, size, -1)).permute(2, 0, 1)
         return augment.apply(found[None], parameters)[0]
 

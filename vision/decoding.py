@@ -26,7 +26,6 @@ LARGEST = 2**30
 """Largest image file in bytes."""
 PROBED = 1000  # images whose bytes enter the fingerprint
 T = TypeVar("T")
-Box = tuple[int, int, int, int]  # left, upper, right, lower, as in Pillow
 
 
 def decode(data: bytes, size: int | None, exact: bool = False) -> np.ndarray:
@@ -103,7 +102,7 @@ class Encoded:
     """n encoded images. `self[index]` decodes some of them in parallel to uint8 (k, 3, size, size).
 
     A file that cannot be decoded raises an error when it is read. With on_corrupt = "skip" it is in `skipped`, and
-    the next readable image of its class takes its place. Random crops are cut from the stored images (`crops`).
+    the next readable image of its class takes its place. Random crops are cut from the stored images (`views`).
 
     Args:
         names: of all images of the data set.
@@ -150,27 +149,18 @@ class Encoded:
     def __getitem__(self, index: Tensor | slice) -> Tensor:
         return _stacked(self._map(index, lambda _, data: decode(data, self.size)))
 
-    def crops(self, index: Tensor, boxes: Callable[[int, int, int], list[Box]], sizes: Sequence[int]) -> list[Tensor]:
-        """Cut views from the stored images. A box is cut out before it is resized (bilinear, antialiased).
+    def views(self, index: Tensor, cut: Callable[[int, Image.Image], list[np.ndarray]]) -> list[Tensor]:
+        """Return views of the stored images.
 
         Args:
             index: (k,) places in the set.
-            boxes: place in `index`, height and width of the image -> the box of each view (left, top, right, bottom).
-            sizes: side of each view in pixels.
+            cut: (place in `index`, the image) -> its views, (s, s, 3) uint8 each.
 
         Returns:
-            (k, 3, s, s) uint8 for each s of `sizes`.
+            (k, 3, s, s) uint8 of each view.
         """
-
-        def cut(place: int, data: bytes) -> list[np.ndarray]:
-            picture = open_rgb(data)
-            views = []
-            for box, size in zip(boxes(place, picture.height, picture.width), sizes, strict=True):
-                views.append(np.asarray(picture.crop(box).resize((size, size), Image.Resampling.BILINEAR)))
-            return views
-
-        views = self._map(index, cut)
-        return [_stacked([view[number] for view in views]) for number in range(len(sizes))]
+        found = self._map(index, lambda place, data: cut(place, open_rgb(data)))
+        return [_stacked(views) for views in zip(*found, strict=True)]
 
     def split(self, size: int) -> Iterator[Tensor]:
         """Return an iterator over decoded parts (k, 3, size, size).
@@ -237,5 +227,5 @@ class Encoded:
         return digest.hexdigest()
 
 
-def _stacked(images: list[np.ndarray]) -> Tensor:
+def _stacked(images: Sequence[np.ndarray]) -> Tensor:
     return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()

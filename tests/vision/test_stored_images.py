@@ -47,11 +47,19 @@ def test_crops_are_cut_from_the_whole_image():
     boxes = [[(40, 3, 50, 28), (0, 0, 50, 30)], [(1, 2, 9, 60), (2, 30, 20, 40)], [(0, 0, 4, 4), (5, 6, 17, 17)]]
     seen = {}
 
-    def place(number, height, width):
-        seen[number] = height, width
-        return boxes[number]
+    class Placed(A.Augmentation):
+        def boxes(self, crops, height, width):
+            left, upper, right, lower = crops[0].tolist()
+            return torch.tensor([[upper, left, lower - upper, right - left]])
 
-    first, second = encoded(pictures, 8).crops(torch.arange(3), place, (8, 6))
+    def cut(number, picture):
+        seen[number] = picture.height, picture.width
+        augment = Placed(A.AugmentConfig())
+        return [
+            augment.cut(picture, torch.tensor([box]), size) for box, size in zip(boxes[number], (8, 6), strict=True)
+        ]
+
+    first, second = encoded(pictures, 8).views(torch.arange(3), cut)
     assert seen == {0: (30, 50), 1: (61, 22), 2: (17, 17)}
     for n, picture in enumerate(pictures):
         for view, box, size in ((first, boxes[n][0], 8), (second, boxes[n][1], 6)):
@@ -287,8 +295,8 @@ def test_every_source(tmp_path, monkeypatch, kind, memory):
     assert torch.equal(*images[torch.arange(2)])
     if not isinstance(images, torch.Tensor):
         shapes = []
-        images.crops(torch.arange(2), lambda place, *shape: shapes.append(shape) or [(0, 0, 4, 4)], [4])
-        assert shapes == [UPRIGHT.shape[:2]] * 2
+        images.views(torch.arange(2), lambda place, picture: shapes.append(picture.size) or [np.zeros((4, 4, 3))])
+        assert shapes == [UPRIGHT.shape[1::-1]] * 2
 
 
 def test_folders_of_one_size_embedding_and_pairs(tmp_path):

@@ -8,7 +8,9 @@ import os
 import posixpath
 import re
 import tarfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import accumulate, product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,7 +53,7 @@ def webdataset(source: str, options: Decoding, wanted: Classes) -> Source:
     """
     groups = by_split(shards(source.removeprefix(SHARDS)))
     if len(groups) == 1:
-        groups = {"train": next(iter(groups.values()))}
+        groups = {"train": list(*groups.values())}
     return Source(source, tuple(groups), lambda split: select(_read(source, groups[split], options), wanted))
 
 
@@ -74,8 +76,7 @@ def shards(pattern: str) -> list[Path]:
                 found.append(path)
     if not found:
         raise DataError(f"no shards at {SHARDS}{pattern}: give a folder of .tar files, or a pattern that fits some.")
-    missing = [str(path) for path in found if not path.is_file()]
-    if missing:
+    if missing := [str(path) for path in found if not path.is_file()]:
         raise DataError(
             f"{len(missing)} of {counted(len(found), 'shard')} {are(len(missing))} missing: {', '.join(missing[:5])}."
         )
@@ -92,7 +93,7 @@ def braces(pattern: str) -> list[str]:
     return ["".join(each) for each in product(*choices)]
 
 
-def _choices(inside: str) -> list[str]:
+def _choices(inside: str) -> Sequence[str]:
     numbers = RANGE.fullmatch(inside)
     if numbers is None:
         return inside.split(",")
@@ -100,9 +101,7 @@ def _choices(inside: str) -> list[str]:
     low, high = int(first[-18:]), int(last[-18:])
     if abs(high - low) >= MOST:
         raise DataError(f"{SHARDS}: {{{inside[:80]}}} expands to more than {MOST} shards.")
-    width = 0
-    if first.startswith("0") or len(first) == len(last):
-        width = len(first)
+    width = len(first) if first.startswith("0") or len(first) == len(last) else 0
     return [f"{number:0{width}d}" for number in range(low, high + 1) or range(low, high - 1, -1)]
 
 
@@ -122,13 +121,12 @@ def _read(source: str, paths: list[Path], options: Decoding) -> ImageSet:
     labels, names, _ = labels_of(source, ["label"], lambda _: told, None)
     left_out = [each for _, _, others in indices for each in others]
     warn_of_left_out(source, left_out)
-    items = [f"{path}: {sample.name}" for path, _, sample in samples]
     stream = Stream(bounds, options.buffer, forward=False)
-    return decode_all(source, items, lambda i: read_sample(*samples[i]), labels, names, options, left_out, stream)
+    items = [f"{path}: {sample.name}" for path, _, sample in samples]
+    return decode_all(source, items, lambda i: _read_sample(*samples[i]), labels, names, options, left_out, stream)
 
 
-def read_sample(path: Path, modified: int, sample: Sample) -> bytes:
-    """Return the bytes of an image. Raise DataError if the file has changed since it was indexed."""
+def _read_sample(path: Path, modified: int, sample: Sample) -> bytes:
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_mtime_ns != modified:
             raise DataError(f"the shard {path} has changed while it was in use. Start the run again.")
@@ -183,19 +181,19 @@ def _index(path: Path) -> tuple[list[Sample], list[str]]:
                     images[key], other = sorted((first, found), key=lambda each: each.name.count("."))
                     left_out.append(f"{path}: {other.name} (a second image of the sample {key.removeprefix('/')})")
             elif suffix.endswith(LABELS) or (suffix == ".json" and key not in labels):
-                label = _label(suffix, archive.extractfile(file).read())  # type: ignore[union-attr]
+                text = archive.extractfile(file).read().decode("utf-8-sig", "replace").strip()  # type: ignore[union-attr]
+                label: Any = text or None
+                if suffix == ".json":
+                    label = _label(text)
                 if label is not None:
-                    labels[key] = label
+                    labels[key] = str(label)
     return [image._replace(label=labels.get(key)) for key, image in images.items()], left_out
 
 
-def _label(suffix: str, content: bytes) -> str | None:
-    text = content.decode("utf-8-sig", "replace").strip()
-    if suffix.endswith(LABELS):
-        return text or None
-    try:
-        told = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    label = told.get("label") if isinstance(told, dict) else None
-    return str(label) if isinstance(label, int | float | str) else None
+def _label(text: str) -> int | float | str | None:
+    """Return the entry "label" of a JSON object, if it is a number or text."""
+    with suppress(ValueError, RecursionError):
+        match json.loads(text):
+            case {"label": int() | float() | str() as label}:
+                return label
+    return None
