@@ -59,11 +59,6 @@ class Tree:
         """Return the images of the folder and of those in it, sorted."""
         return sorted(file for each in self.walk() for file in each.files)
 
-    @property
-    def holds_classes(self) -> bool:
-        """Return whether most images are in its folders."""
-        return sum(len(each.files) for each in self.walk()) > 2 * len(self.files)
-
 
 def scan(path: Path, parents: tuple[Path, ...] = ()) -> Tree:
     """Search a folder for images. Links to folders are followed, except to a parent."""
@@ -196,7 +191,8 @@ def split_folders(tree: Tree) -> tuple[str, ...]:
     called = [name for name in names if plain[name] in CALLED]
     if not called or len(called) == len(names):
         return tuple(called)
-    holding = [name for name in names if tree.folders[name].holds_classes]
+    # Most of the images are in its folders.
+    holding = [name for name, inner in tree.folders.items() if len(inner.images()) > 2 * len(inner.files)]
     if not training or len(training) == len(called):
         inside = {tuple(tree.folders[name].folders) for name in names}
         are_alike = len(inside) == 1 and len(inside.pop()) == 1  # CLASS/images/x.jpg

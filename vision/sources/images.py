@@ -72,10 +72,13 @@ def decode_all(
     """
     if not items:
         raise DataError(f"{name} holds no images.")
+
+    def decoded(i: int) -> np.ndarray | str:
+        return attempt(lambda: read(i), lambda data: decode(data, options.size))
+
     first = None
     if stream is None or options.size is None:
-        tried = (_attempt(read, i, options.size) for i in range(len(items)))
-        first = next((each for each in tried if not isinstance(each, str)), None)
+        first = next((each for each in map(decoded, range(len(items))) if not isinstance(each, str)), None)
     if stream is not None or (first is not None and first.nbytes * len(items) > options.memory):
         size = options.size or _side(name, items, first, stream is None and options.memory > 0)
         encoded = Encoded(items, read, torch.arange(len(items)), size, options.on_corrupt, {}, stream, labels)
@@ -84,7 +87,7 @@ def decode_all(
     kept: list[int] = []
     broken: list[str] = []
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        for i, found in enumerate(pool.map(lambda i: _attempt(read, i, options.size), range(len(items)))):
+        for i, found in enumerate(pool.map(decoded, range(len(items)))):
             if isinstance(found, str):
                 broken.append(f"{items[i]} ({found})")
                 continue
@@ -118,7 +121,3 @@ def _side(name: str, items: Sequence[str], first: np.ndarray | None, fits: bool)
             f"{first.shape[0]} pixels. {fix}."
         )
     return int(first.shape[0])
-
-
-def _attempt(read: Callable[[int], bytes], i: int, size: int | None) -> np.ndarray | str:
-    return attempt(lambda: read(i), lambda data: decode(data, size))

@@ -115,13 +115,14 @@ def read_metadata(tables: Sequence[Path], images: Sequence[Path], options: Decod
     unnamed: dict[Path, str] = {}
     for table in tables:
         for where, row in _rows(table):
-            named = file_column(row, options)
+            named = _file_column(row, options.image_column)
             if named is None:
                 unnamed[table] = first_names(row) if isinstance(row, dict) else type(row).__name__
                 continue
-            file = Path(os.path.normpath(table.parent / str(row[named] or "")))
+            text = str(row[named] or "")
+            file = Path(os.path.normpath(table.parent / text))
             if not is_file(file):  # as written on Windows
-                file = Path(os.path.normpath(table.parent / str(row[named] or "").replace("\\", "/")))
+                file = Path(os.path.normpath(table.parent / text.replace("\\", "/")))
             if rows.setdefault(file, row) != row:
                 again.append((where, row, file))
             if not is_file(file):
@@ -133,11 +134,12 @@ def read_metadata(tables: Sequence[Path], images: Sequence[Path], options: Decod
             f"{first_names(absent, '; ')}. Names are relative to the table. Correct them, or set "
             "vision.data.on_corrupt = 'skip'."
         )
-    files = [file for file in images if Path(os.path.normpath(file)) in rows]
-    told = [rows[Path(os.path.normpath(file))] for file in files]
-    columns = list(dict.fromkeys(name for row in told for name in row))
+    of_image = {file: rows.get(Path(os.path.normpath(file))) for file in images}
+    files = [file for file, row in of_image.items() if row is not None]
+    told = [row for row in of_image.values() if row is not None]
     if not files:
         return None
+    columns = list(dict.fromkeys(name for row in told for name in row))
     name, wanted = str(tables[0]), options.label_column
     fix = "move each split to a folder of its name with its own table (train/metadata.csv)"
     warn_of_splits(name, told, wanted, fix)
@@ -146,8 +148,7 @@ def read_metadata(tables: Sequence[Path], images: Sequence[Path], options: Decod
         return None
     if unlike := [f"{where}: {file.name!r}" for where, row, file in again if row.get(column) != rows[file].get(column)]:
         raise DataError(f"rows with another label than an earlier row: {first_names(unlike)}. Keep one of each image.")
-    known = set(files)
-    others = [f"{file} (not in {tables[0].name})" for file in images if file not in known]
+    others = [f"{file} (not in {tables[0].name})" for file, row in of_image.items() if row is None]
     return files, labels, names, others
 
 
@@ -170,12 +171,11 @@ def warn_of_splits(name: str, rows: Sequence[dict[str, Any]], wanted: str | None
         )
 
 
-def file_column(row: Any, options: Decoding) -> str | None:
+def _file_column(row: Any, wanted: str | None) -> str | None:
     """Return the column of a row that names the image's file, or None."""
     if not isinstance(row, dict):
         return None
-    if options.image_column is not None:
-        return next((name for name in (options.image_column, f"{options.image_column}_{NAME}") if name in row), None)
-    if NAME in row:
-        return NAME
-    return next((name for name in row if name.endswith(f"_{NAME}")), None)
+    names = [NAME, *(name for name in row if name.endswith(f"_{NAME}"))]
+    if wanted is not None:
+        names = [wanted, f"{wanted}_{NAME}"]
+    return next((name for name in names if name in row), None)
