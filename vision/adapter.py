@@ -32,7 +32,7 @@ from dipole.vision.config import VisionConfig
 from dipole.vision.data import DataConfig, Parts, expected
 from dipole.vision.decoding import Encoded
 from dipole.vision.encoders import Encoder
-from dipole.vision.evaluation import FrameworkEvaluation, transformed
+from dipole.vision.evaluation import FrameworkEvaluation, named, transformed
 from dipole.vision.export import FORMATS, TrainedModel
 from dipole.vision.frameworks import FRAMEWORKS, carriers, example
 from dipole.vision.frameworks.base import Batch, Branch, Framework, Setup
@@ -78,10 +78,8 @@ class VisionAdapter(Adapter):
         self.embedding_dim = self.module.embedding_dim
         self.compiles = config.compile
         channels_last = config.encoder.channels_last
-        if channels_last is None:
-            channels_last = self.device.type == "cuda"
         self._layout = torch.contiguous_format
-        if channels_last:
+        if channels_last or (channels_last is None and self.device.type == "cuda"):
             self._layout = torch.channels_last
             self.module = self.module.to(memory_format=self._layout)  # type: ignore[call-overload]
         # Baselines are probed on the encoder as it was before training.
@@ -107,8 +105,7 @@ class VisionAdapter(Adapter):
             check_fits("an image", (config.data.size, config.data.size, 3), torch.empty(0, dtype=torch.uint8), COPY)
         images = self.parts.pretrain
         assert self._order is not None
-        side = config.augment.size or config.data.size
-        if side is not None:
+        if (side := config.augment.size or config.data.size) is not None:
             shape = (self.batch_size // self.world_size, images.channels, side, side)
             check_fits("a view of a batch", shape, torch.empty(0, device=self.device), COPY)
         if config.pairs != "columns" or self.parts.train.labels is not None:
@@ -304,11 +301,9 @@ class VisionAdapter(Adapter):
             for own, given in zip(untrained.modules(), self.module.modules(), strict=True):
                 if isinstance(own, Encoder):
                     own.set_statistics(given.get_buffer("mean"), given.get_buffer("std"))
-        results = evaluation.results(untrained.to(self.device), None, shape)
-        found = {f"untrained/{key}": value for key, value in results.items()}
+        found = named("untrained", evaluation.results(untrained.to(self.device), None, shape))
         if evaluation.has_classes:
-            raw = evaluation.probe(self.module, lambda views: views.flatten(1), shape)
-            found |= {f"raw/{key}": value for key, value in raw.items()}
+            found |= named("raw", evaluation.probe(self.module, lambda views: views.flatten(1), shape))
         return found
 
     def features(self, split: str) -> tuple[Tensor, Tensor | None]:

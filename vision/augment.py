@@ -156,10 +156,7 @@ class Parameters:
 
 
 class Augmentation:
-    """Random views of one image (C, H, W) or of a batch (n, C, H, W).
-
-    Parameters are drawn on the CPU, so a seed gives the same views on every device. `apply` is deterministic.
-    """
+    """Random views of one image (C, H, W) or a batch (n, C, H, W). Drawn on the CPU: the same on every device."""
 
     def __init__(self, config: AugmentConfig) -> None:
         self.config = config
@@ -215,8 +212,7 @@ class Augmentation:
     def boxes(self, crops: Tensor, height: int, width: int) -> Tensor:
         """Return crop boxes (n, 4) in whole pixels: top, left, height, width. crops (n, k): of `draw_unsized`.
 
-        Area and logarithm of the aspect are uniform in `crop_scale` and `crop_ratio`. The first of ten attempts that
-        fits is used. If none fits, it is the largest centred box within the ratios.
+        Of ten attempts the first that fits is used, else the largest centred box within the ratios.
         """
         area, log_ratio, place = crops.split([CROP_ATTEMPTS, CROP_ATTEMPTS, 2], 1)
         area, ratio = area * (height * width), log_ratio.exp()
@@ -285,10 +281,9 @@ def random_views(
     mine: slice = slice(None),
     layout: torch.memory_format = torch.contiguous_format,
 ) -> list[Tensor]:
-    """Return one view (b, C, size, size) in [0, 1] of each image for each recipe.
+    """Return one view (b, C, size, size) in [0, 1] of each image for each recipe. Encoded images are cropped as stored.
 
-    Parameters are drawn for the whole batch (`index`), so any number of ranks sees the same views. `mine` is the part
-    that this rank makes. Encoded images are cropped at their stored resolution.
+    Parameters are drawn for the whole batch (`index`), of which this rank makes the part `mine`.
     """
     augmentations = [Augmentation(each) for each in recipes]
     views = []

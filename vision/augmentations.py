@@ -135,14 +135,11 @@ class Augment:
                 )
 
     def __call__(self, images: Image.Image | Tensor, generator: torch.Generator | None = None) -> list[Tensor]:
-        """Return one view for each of `configs`.
+        """Return a view for each of `configs`, normalised if mean and std are set: (C, size, size), or a batch of them.
 
         Args:
             images: a PIL image, or a tensor (C, H, W) or (n, C, H, W), uint8 or float in [0, 1], on any device.
             generator: on the CPU. None is PyTorch's global one, which a DataLoader seeds for each worker.
-
-        Returns:
-            Float tensors in [0, 1], or normalised by mean and std: (C, size, size), or (n, C, size, size) of a batch.
 
         Raises:
             OptionError: it is no image, a float image has values above 1, or `generator` is none.

@@ -13,7 +13,7 @@ from dipole.core.train.config import Settings
 from dipole.core.train.finetuning import FREEZE_HELP, LORA_HELP, WEIGHTS_HELP, FreezeSetting, LoraTable, fine_tune
 from dipole.core.utils import backbone
 from dipole.core.utils.errors import ConfigError
-from dipole.core.utils.freezing import fix_unused, in_mode
+from dipole.core.utils.freezing import fix_unused, in_mode, parameter_counts
 from dipole.vision.encoders import EncoderConfig, build_projector
 from dipole.vision.encoders.base import PREFIX
 
@@ -79,15 +79,8 @@ class CaptionBranch(nn.Module):
         fine_tune(self.model, config.freeze, config.lora, "vision.caption")
         self.projector, self.width = build_projector(heads, features.shape[1])
         self.remarks: tuple[str, ...] = tuple(built.remarks(source))
-        parameters = list(self.model.parameters())
-        self.described = {
-            **built.described(source),
-            "pooling": self.pooling,
-            "max_length": self.limit,
-            "width": features.shape[1],
-            "parameters": sum(each.numel() for each in parameters),
-            "frozen": sum(each.numel() for each in parameters if not each.requires_grad),
-        }
+        sizes = {"max_length": self.limit, "width": features.shape[1], **parameter_counts(self.model)}
+        self.described = {**built.described(source), "pooling": self.pooling, **sizes}
 
     def _inspect(self, config: CaptionConfig) -> Tensor:
         """Run one caption, choose the pooling and return the features."""

@@ -45,12 +45,8 @@ class CheckedSettings(VisionSettings):
             raise ValueError("; ".join(problems))
         framework = self.framework
         if framework.projector is not None and self.encoder.projector == "mlp":
-            layers, norm = framework.projector
-            update: dict[str, Any] = {}
-            if self.encoder.projector_layers is None:
-                update["projector_layers"] = layers
-            if self.encoder.projector_norm is None:
-                update["projector_norm"] = norm
+            defaults = zip(("projector_layers", "projector_norm"), framework.projector, strict=True)
+            update = {name: value for name, value in defaults if getattr(self.encoder, name) is None}
             self._fill("encoder", self.encoder.model_copy(update=update))
         if self.views is None:
             self._fill("views", 1 if framework.single else len(self.columns or ()) or 2)

@@ -122,10 +122,7 @@ class Parts:
 
 
 def load(config: DataConfig, seed: Seeds, validation: float = 0.0) -> Parts:
-    """Read the parts that a [vision.data] table describes.
-
-    validation: share of the training images that is tested on instead of the test images, which are not read then.
-    """
+    """Read the parts of a table. validation: share of the training images to test on, without reading the test part."""
     wanted = read_classes(config.classes)
     source = open_source(config.source, config.decoding(streamed=config.pretrain is None), wanted)
     columns = [name for name in ("image_column", "label_column") if getattr(config, name) is not None]

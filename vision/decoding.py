@@ -37,10 +37,7 @@ def decode(data: bytes, size: int | None, exact: bool = False) -> np.ndarray:
 
 
 def centred_box(width: int, height: int, size: int) -> tuple[float, float, float, float]:
-    """Return the box (left, top, right, bottom) that is resized to size x size for evaluation.
-
-    Exported image processors do the same: the shorter side to `size`, the other rounded down, then the middle.
-    """
+    """Return the box (left, top, right, bottom) for evaluation, as image processors of transformers cut it."""
     ends = []
     for side in (width, height):
         resized = size * side // min(width, height)
@@ -150,14 +147,11 @@ class Encoded:
         return _stacked(self._map(index, lambda _, data: decode(data, self.size)))
 
     def views(self, index: Tensor, cut: Callable[[int, Image.Image], list[np.ndarray]]) -> list[Tensor]:
-        """Return views of the stored images.
+        """Return views of the stored images, (k, 3, s, s) uint8 each.
 
         Args:
             index: (k,) places in the set.
             cut: (place in `index`, the image) -> its views, (s, s, 3) uint8 each.
-
-        Returns:
-            (k, 3, s, s) uint8 of each view.
         """
         found = self._map(index, lambda place, data: cut(place, open_rgb(data)))
         return [_stacked(views) for views in zip(*found, strict=True)]

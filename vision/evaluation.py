@@ -92,10 +92,7 @@ class FrameworkEvaluation:
         found: dict[str, float] = {}
         for name in config.probes:
             result = measure[name]()
-            if isinstance(result, ProbeResult):
-                found |= result.metrics(name)
-            else:
-                found |= {f"{name}/{key}": value for key, value in result.items()}
+            found |= result.metrics(name) if isinstance(result, ProbeResult) else named(name, result)
         return found
 
     def _probe_on_crops(self, module: Framework, read: Callable[[Tensor], Tensor], crops: CropsConfig) -> ProbeResult:
@@ -141,19 +138,15 @@ class FrameworkEvaluation:
     def _retrieval(self, module: Framework, objective: Any, pairs: PairedSet) -> dict[str, float]:
         """Find the pair of each row among all others. With captions, also classify images by their captions."""
         read = transformed(module.embedding, objective)
-        first = self.extract(module, read, pairs.images)
-        if pairs.captions:
-            one, other = "image", "caption"
-            second = self._embed_captions(module, objective, pairs.captions)
-        else:
+        first, ids, same_kind = self.extract(module, read, pairs.images), pairs.ids[:, :2], not pairs.captions
+        if same_kind:
             one, other = "first", "second"
             second = self.extract(module, read, pairs.others[0])
-        ids, same_kind = pairs.ids[:, :2], not pairs.captions
-        directions = {
-            f"retrieval/{one}_to_{other}": recall(first, second, ids, same_kind),
-            f"retrieval/{other}_to_{one}": recall(second, first, ids.flip(1), same_kind),
-        }
-        found = {f"{name}/{key}": value for name, numbers in directions.items() for key, value in numbers.items()}
+        else:
+            one, other = "image", "caption"
+            second = self._embed_captions(module, objective, pairs.captions)
+        found = named(f"retrieval/{one}_to_{other}", recall(first, second, ids, same_kind))
+        found |= named(f"retrieval/{other}_to_{one}", recall(second, first, ids.flip(1), same_kind))
         test = self.parts.test
         if self.config.caption is not None and test.labels is not None and test.class_names:
             prompts = [self.config.caption.prompt.replace("{}", name) for name in test.class_names]
@@ -198,18 +191,20 @@ def transformed(embedding: Callable[..., Tensor], objective: Any) -> Callable[..
     return lambda *inputs: objective.transform(embedding(*inputs))
 
 
+def named(name: str, numbers: dict[str, float]) -> dict[str, float]:
+    """Return numbers as NAME/KEY."""
+    return {f"{name}/{key}": value for key, value in numbers.items()}
+
+
 RANKS = (1, 5, 10)
 
 
 def recall(a: Tensor, b: Tensor, ids: Tensor, same_kind: bool = False) -> dict[str, float]:
-    """Find a positive of every distinct query among the distinct candidates, by cosine.
+    """Find a positive of every distinct query among the distinct candidates, by cosine, as COCO retrieval does.
 
-    recall@k is the share of queries with a positive among the k nearest. Ties count as found. A query has as many
-    positives as there are rows (an image with five captions has five), as in the protocol of COCO retrieval. chance@1
-    is the recall@1 of a random order.
-
-    a, b: (n, d) queries and candidates, row by row. ids: (n, 2) their numbers. Rows with the same number have the same
-    vector. same_kind: both columns number the same items, so the query itself does not count.
+    recall@k is the share of queries with a positive among the k nearest. Ties count as found. chance@1 is the recall@1
+    of a random order. a, b: (n, d) queries and candidates, row by row. ids: (n, 2) their numbers, equal ones of equal
+    vectors. same_kind: both columns number the same items, so the query itself does not count.
     """
     queries, of_query, query = _distinct(ids[:, 0])
     candidates, of_candidate, candidate = _distinct(ids[:, 1])
@@ -244,9 +239,6 @@ def _distinct(numbers: Tensor) -> tuple[int, Tensor, Tensor]:
 
 
 def zero_shot(images: Tensor, captions: Tensor, labels: Tensor) -> float:
-    """Return the share of images (n, d) that are nearest, by cosine, to the caption (C, d) of their class.
-
-    labels: (n,), -1 where missing: such images do not count.
-    """
+    """Return the share of images (n, d) that are nearest, by cosine, to the caption (C, d) of their class (n,)."""
     nearest = (_unit(images) @ _unit(captions).T).argmax(1).cpu()
     return float((nearest == labels.cpu())[labels.cpu() >= 0].double().mean())

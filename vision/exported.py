@@ -48,8 +48,6 @@ def open_folder(folder: Path, device: torch.device, features: str | None) -> Emb
         raise DataError(f"{told[0]} cannot be read: {str(error).partition(chr(10))[0]}") from error
 
     channels = settings.get(CHANNELS, 3)
-    if CHANNELS not in settings and settings.get("do_convert_rgb") is False:  # a grey export of earlier versions
-        channels = 1
     options: dict[str, Any] = {"return_tensors": "pt", "input_data_format": "channels_first"}
     if channels not in (1, 3):  # Pillow takes a channel for transparency, or resizes no such image
         options |= {"do_resize": False, "do_center_crop": False, "do_rescale": False}

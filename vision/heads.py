@@ -45,7 +45,7 @@ Prediction = Literal["byol", "simsiam", "mocov3", "nnclr"]
 
 
 def projection_head(name: Projection, width: int, hidden: int | None = None, dim: int | None = None) -> nn.Sequential:
-    """Return the layers between a backbone and the objective.
+    """Return the layers between a backbone and the objective, from features (n, width) to embeddings (n, dim).
 
         >>> projection_head("simclr", 512, 512, 128)
         Sequential(
@@ -70,9 +70,6 @@ def projection_head(name: Projection, width: int, hidden: int | None = None, dim
         hidden: units of the hidden layers, >= 1. None is the paper's number.
         dim: width of the embedding, >= 1. None is the paper's number.
 
-    Returns:
-        A module from features (n, width) to embeddings (n, dim).
-
     Raises:
         ConfigError: no paper has this name.
         OptionError: a width is no integer >= 1.
@@ -81,7 +78,7 @@ def projection_head(name: Projection, width: int, hidden: int | None = None, dim
 
 
 def prediction_head(name: Prediction, dim: int, hidden: int | None = None) -> nn.Sequential:
-    """Return the predictor after the projection head, from embeddings to embeddings of the same width.
+    """Return the predictor after the projection head, from embeddings (n, dim) to (n, dim).
 
         >>> predictor = prediction_head("byol", 256, 1024)
         >>> [type(layer).__name__ for layer in predictor]
@@ -91,9 +88,6 @@ def prediction_head(name: Prediction, dim: int, hidden: int | None = None) -> nn
         name: of the paper. "mocov3" has batch norm after its last layer as well, the others only after the hidden one.
         dim: width of the embedding, >= 1.
         hidden: units of the hidden layer, >= 1. None is the paper's number: 512 for "simsiam", else 4096.
-
-    Returns:
-        A module from (n, dim) to (n, dim).
 
     Raises:
         ConfigError: no paper with a predictor has this name.

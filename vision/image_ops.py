@@ -101,10 +101,7 @@ def adjust_hue_(images: Tensor, turns: Tensor) -> Tensor:
 
 
 def blurring(sigma: Tensor, size: int, kernel: int) -> Tensor:
-    """Return matrices (n, size, size) that convolve one axis with a Gaussian of sigma (n,) pixels and `kernel` taps.
-
-    The border is reflected without repeating the edge pixel. Sigma 0 gives the identity.
-    """
+    """Return matrices (n, size, size) that blur one axis by sigma (n,) pixels, with a reflected border."""
     kernel = min(kernel, 2 * size - 1)  # as far as the border can be reflected
     taps = torch.arange(kernel, device=sigma.device) - kernel // 2
     weight = torch.exp(-0.5 * (taps / sigma.clamp_min(1e-3)[:, None]) ** 2)

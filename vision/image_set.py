@@ -64,7 +64,7 @@ class ImageSet:
 
     @property
     def columns(self) -> tuple[Images, ...]:
-        """The images from which the first, second, ... view is made, in turn."""
+        """The images from which the first, second, ... view is made, in turn, (n, C, H, W) each."""
         return (self.images,)
 
     @property
@@ -152,10 +152,7 @@ def renumbered(images: ImageSet, names: tuple[str, ...]) -> ImageSet:
 
 
 def joined(parts: Sequence[ImageSet]) -> ImageSet:
-    """Return the images of several splits of one data set, in their order.
-
-    Images of a split without labels have the label -1, unless no split has labels.
-    """
+    """Return the images of several splits, in their order. Those of a split without labels have the label -1."""
     first = parts[0]
     if len(parts) == 1:
         return first

@@ -41,16 +41,12 @@ class ImageEmbedder(Embedder):
     def read(self, source: str, column: str | None = None) -> Inputs:
         """Read one image, all images of a folder and its subfolders by name, or any training source."""
         path = Path(source).expanduser()
-        files: list[Path] = []
+        where, files = path.parent, [path] * (path.is_file() and reader_of(source) is None)
         if path.is_dir():
-            files = scan(path).images()
-        elif path.is_file() and reader_of(source) is None:
-            files = [path]
-        where = path if path.is_dir() else path.parent
-        total: int | None = len(files)
+            where, files = path, scan(path).images()
         images: Named = ((file.relative_to(where).as_posix(), partial(file_bytes, file)) for file in files)
         if not files:
-            where, total, images = Path(), None, _of_source(source, path, self.decoded, column)
+            where, images = Path(), _of_source(source, path, self.decoded, column)
         elif column is not None:
             raise OptionError(f"--column {column}: image files have no columns.")
 
@@ -68,7 +64,7 @@ class ImageEmbedder(Embedder):
                                 fix = f"Give an image that can be read, or {described()}"
                             raise DataError(f"{where / name} cannot be decoded ({found}). {fix}.")
 
-        return Inputs("path", rows(), total)
+        return Inputs("path", rows(), len(files) or None)
 
     def _decode(self, image: tuple[str, Callable[[], bytes] | Tensor]) -> Tensor | str:
         """Return an image for the model, or the reason why it cannot be decoded."""

@@ -74,10 +74,7 @@ def around(points: Tensor, projection: Projection) -> tuple[Tensor, float]:
 def draw_query(
     images: Sequence[Tensor], found: Neighbourhood, path: Path, *, title: str, projection: Projection, seed: int
 ) -> None:
-    """Write a picture: the images with their weights (CACR Fig. 6) above the map of the batch (CACR Fig. 7).
-
-    images: K + 1 views (B, C, H, W) in [0, 1], those of the embeddings for `found`. path: a .png, .svg or .pdf.
-    """
+    """Draw K + 1 views (B, C, H, W) with their weights (CACR Fig. 6) above the map of the batch (CACR Fig. 7)."""
     order = found.negatives.argsort(descending=True)
     count = min(SHOWN, len(order) // 2) or len(order)
     strip: list[tuple[Tensor, str]] = [(images[0][0], "query")]
@@ -94,10 +91,8 @@ def draw_query(
     axis = above.subplots()  # one for all images: each one takes a share of a second to lay out
     for place, (image, text) in enumerate(strip):
         left, top = place % columns, 1.2 * (place // columns)
-        shown = slice(3)
-        if len(image) < 3:
-            shown = slice(1)
-        picture = image[shown].detach().cpu().clamp(0, 1).permute(1, 2, 0).squeeze(2)
+        channels = 3 if len(image) >= 3 else 1
+        picture = image[:channels].detach().cpu().clamp(0, 1).permute(1, 2, 0).squeeze(2)
         extent = (left, left + 0.85, top + 0.85, top)
         axis.imshow(picture.numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest", extent=extent)
         axis.text(left + 0.42, top - 0.04, text, fontsize=7, ha="center", va="bottom")

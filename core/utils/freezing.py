@@ -79,6 +79,12 @@ def fix_unused(model: nn.Module, features: Tensor) -> list[str]:
     return unused
 
 
+def parameter_counts(model: nn.Module) -> dict[str, int]:
+    """Return the numbers of all and of frozen parameters, for the record."""
+    sizes = [(each.numel(), each.requires_grad) for each in model.parameters()]
+    return {"parameters": sum(size for size, _ in sizes), "frozen": sum(size for size, learns in sizes if not learns)}
+
+
 def fix_batch_norm(model: nn.Module) -> None:
     """Freeze every batch norm whose parameters do not learn, statistics included."""
     for module in model.modules():

@@ -121,13 +121,10 @@ class Encoder(nn.Module):
         self.own_statistics = True
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Subtract the mean and divide by the standard deviation.
+        """Return the images less the mean, divided by the standard deviation, (n, C, H, W).
 
         Args:
             images: (n, C, H, W) in [0, 1].
-
-        Returns:
-            (n, C, H, W).
         """
         return (images - self.get_buffer("mean")[:, None, None]) / self.get_buffer("std")[:, None, None]
 
@@ -193,10 +190,7 @@ def as_encoder(module: nn.Module, channels: int, size: int) -> Encoder:
 
 
 def mlp(widths: Sequence[int], norm: Norm = "none") -> nn.Sequential:
-    """Return linear layers from width to width with ReLU between them.
-
-    A layer before batch norm has no bias. Batch norm after the last layer has no scale and shift (SimSiam, MoCo v3).
-    """
+    """Return linear layers with ReLU between them. Batch norm after the last has no scale and shift (SimSiam)."""
     layers: list[nn.Module] = []
     last = len(widths) - 2
     for number, (inputs, outputs) in enumerate(pairwise(widths)):
@@ -238,7 +232,7 @@ ENCODERS: Entries[Builder] = Entries("an encoder")
 
 
 def register_encoder(name: str) -> Callable[[Builder], Builder]:
-    """Register a function that builds an encoder under a name for vision.encoder.name.
+    """Return a decorator that registers a function under a name for vision.encoder.name. It builds an encoder.
 
         @register_encoder("mine")
         def build(channels: int, size: int, config: EncoderSettings, share: float) -> nn.Module: ...
@@ -248,9 +242,6 @@ def register_encoder(name: str) -> Callable[[Builder], Builder]:
 
     Args:
         name: an unused name. "prefix:what" matches every name that begins with this prefix.
-
-    Returns:
-        A decorator that returns the function unchanged.
 
     Raises:
         RegistryError: from the decorator, if the name is taken.

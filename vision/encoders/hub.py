@@ -18,7 +18,7 @@ from dipole.core.train.finetuning import fine_tune, merged
 from dipole.core.utils import backbone
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.files import atomic_write
-from dipole.core.utils.freezing import fix_unused, layers
+from dipole.core.utils.freezing import fix_unused, layers, parameter_counts
 from dipole.core.utils.text import counted
 from dipole.vision.encoders.base import Encoder, EncoderSettings, Pooling, Statistics, narrow, register_encoder
 
@@ -68,11 +68,9 @@ def size_options(model: nn.Module) -> dict[str, Any]:
 class HubEncoder(Encoder):
     """A model of transformers that reads `pixel_values`, with pooling.
 
-    Grey images are repeated over the model's channels, as a conversion to RGB does. If a framework splits colour images
-    (CMC), the first layer is rebuilt for the number of channels; each gets an equal share of the sum of its weights.
-
-    Taps: "embeddings", "layer1", ... are the model's hidden states, pooled in the same way ("pooler": by the class
-    token if there is one, else by the mean). "pooled" is the trained output.
+    Grey images are repeated over the model's channels. For fewer channels (CMC), the first layer is rebuilt. Taps:
+    "embeddings", "layer1", ... are hidden states, pooled in the same way ("pooler": by the class token if there is one,
+    else by the mean). "pooled" is the trained output.
     """
 
     def __init__(self, channels: int, size: int, config: EncoderSettings) -> None:
@@ -120,15 +118,8 @@ class HubEncoder(Encoder):
         fix_unused(self.model, features)
         self.model.train()
         fine_tune(self.model, config.freeze, config.lora, "vision.encoder")
-        parameters = list(self.model.parameters())
-        self.described = {
-            **built.described(self.source),
-            "pooling": self.pooling,
-            "width": features.shape[1],
-            "size": size,
-            "parameters": sum(each.numel() for each in parameters),
-            "frozen": sum(each.numel() for each in parameters if not each.requires_grad),
-        }
+        sizes = {"width": features.shape[1], "size": size, **parameter_counts(self.model)}
+        self.described = {**built.described(self.source), "pooling": self.pooling, **sizes}
 
     def _try(self, image: Tensor, processor: Processor) -> Any:
         """Return all outputs for an image, without hidden states if the model has none."""

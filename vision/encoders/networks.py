@@ -14,8 +14,7 @@ DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3)}
 class ResNetEncoder(Encoder):
     """The pooled features of a ResNet, with strides in the 3x3 convolutions, as in torchvision.
 
-    stem: "imagenet" (7x7, stride 2, max pool) or "cifar" (3x3, stride 1, no pool). share: of the width of the residual
-    stages. The stem always has 64 channels, as in CMC's ResNets of half width.
+    share: of the width of the residual stages. The stem always has 64 channels, as in CMC's ResNets of half width.
     """
 
     def __init__(self, channels: int, name: str, stem: Stem, share: float = 1.0) -> None:

@@ -112,35 +112,25 @@ class Framework(nn.Module):
     # A step: rows of a batch, and what follows the optimizer ----------------------------------------------------------
 
     def embed(self, batch: Batch) -> EncodedBatch:
-        """Embed a batch of this rank.
+        """Return the rows of a batch of this rank, and how to pair the rows of all ranks.
 
         Args:
             batch: views of the images.
-
-        Returns:
-            Rows of this rank, and how to pair the rows of all ranks.
         """
         raise NotImplementedError
 
     def embed_with_features(self, batch: Batch) -> EncodedBatch:
-        """Embed a batch, after `pass_features` with the encoder's features.
+        """Return what `embed` does, after `pass_features` with the encoder's features.
 
         Args:
             batch: views of the images.
-
-        Returns:
-            As `embed`.
         """
         if self._features is None:
             return self.embed(batch)
         return self._features.embed(lambda: self.embed(batch), len(batch.views[0]))
 
     def pass_features(self) -> int:
-        """Pass the encoders' features to the objective as well, from now on.
-
-        Returns:
-            Their width.
-        """
+        """Let the objective see the encoders' features as well from now on, and return their width."""
         branches = self.branches()
         if all(isinstance(branch.projector, nn.Identity) for branch in branches):
             return self.embedding_dim
@@ -317,9 +307,7 @@ class Framework(nn.Module):
                     f"{name}: views[{number}] has {counted(len(view), 'image')}, views[0] has {len(found[0])}. Row b "
                     "of each is a view of image b."
                 )
-        fewest = self.fewest_views
-        if self.single:
-            fewest = 1
+        fewest = 1 if self.single else self.fewest_views
         if len(found) < fewest or (self.reads_captions and len(found) > 1):
             wanted = "1 view" if self.reads_captions else f"{fewest} or more views"
             given = str(len(found))
@@ -381,11 +369,7 @@ class Framework(nn.Module):
 
 
 class OneBranch(Framework):
-    """A framework with one network, which is used after training.
-
-    backbone: any module that maps images (n, C, H, W) to features (n, ...), or a `Branch`. head: of a backbone. None is
-    the paper's (`projection_head`), `nn.Identity()` is none.
-    """
+    """A framework with one network: a backbone with its head, or a `Branch`."""
 
     def __init__(
         self, backbone: nn.Module, objective: AnyObjective | None = None, head: nn.Module | None = None
@@ -412,9 +396,9 @@ class OneBranch(Framework):
 def embedded(
     rows: Mapping[str, Tensor | Sequence[Tensor]], batch: Batch, pair: Callable[[dict[str, Any], int], AnyPairs]
 ) -> EncodedBatch:
-    """Return rows of a batch, with labels and indices, for a function that pairs the rows of all ranks.
+    """Return rows of a batch, (B, d) or a list of such by name, for `pair`.
 
-    rows: (B, d) by name, or one for each view. pair: (rows of all ranks with "index" and "labels", seed) -> pairs.
+    pair: (rows of all ranks, with "index" and "labels" if known, seed) -> pairs.
     """
     seed = batch.seed  # without the views, which the closure would keep alive
     lists = {name: len(each) for name, each in rows.items() if not isinstance(each, Tensor)}
@@ -451,13 +435,10 @@ FRAMEWORKS: Entries[type[Framework]] = Entries("a framework")
 
 
 def register_framework(name: str) -> Callable[[type[Framework]], type[Framework]]:
-    """Register a subclass of `Framework` under a name for vision.method.
+    """Return a decorator that registers a subclass of `Framework` under a name for vision.method.
 
     Args:
         name: an unused name.
-
-    Returns:
-        A decorator that returns the class unchanged.
 
     Raises:
         RegistryError: from the decorator, if the name is taken.

@@ -34,10 +34,9 @@ class BlocksConfig(Settings):
 
 @register_framework("blocks")
 class Blocks(OneBranch):
-    """One network. The images of a block, all of one class, are each other's positives (Arora et al. 2019, Sec. 8.1).
+    """One network. The b + 1 `images` of a block, of one class, are positives (Arora et al. 2019, Sec. 8.1).
 
-    The batch is a sequence of blocks of b + 1 `images`, chosen by labels. Each image of a block is x once. The block
-    loss does not use labels, but supervised references get them.
+    Each image of a block is x once. The block loss does not use labels, but supervised references get them.
     """
 
     table = BlocksConfig

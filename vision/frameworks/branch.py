@@ -250,8 +250,7 @@ def _trials(backbone: nn.Module) -> Iterator[Tensor]:
 class PassedFeatures:
     """Records what the encoders give their projectors, in the order of the calls.
 
-    Each branch then returns (embeddings, features), of which a hook removes the features again. So they are rows of the
-    branch's output also where it runs in microbatches. Raise ConfigError for encoders of different or unknown widths.
+    Each branch returns (embeddings, features), of which a hook removes the features: so microbatches split both.
     """
 
     def __init__(self, branches: Sequence[Branch]) -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from dipole.core.objectives.checks import check_choice
+from dipole.core.objectives.checks import check_choice, check_numbers
 from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.spec import check_whole
@@ -186,9 +186,8 @@ class CMC(Framework):
             if batch.rows is None:
                 raise PairsError("CMC's memory bank needs the index of each image: model(views, index=rows), (B,).")
             total = self.get_buffer("memory").shape[1]
-            on_host = batch.rows.device.type == "cpu"  # else the check would wait for the GPU
-            if on_host and not bool(((batch.rows >= 0) & (batch.rows < total)).all()):
-                raise PairsError(f"CMC: index counts the {total} images of the memory bank from 0, got {batch.rows}.")
+            wrong = f"CMC: index counts the {total} images of the memory bank from 0, got"
+            check_numbers(batch.rows, 0, total - 1, lambda low, high: f"{wrong} {low} to {high}.")
         of_light, of_colour = zip(*map(halves, batch.views), strict=True)
         light, colour = [self.light(half) for half in of_light], [self.colour(half) for half in of_colour]
         found = embedded({"light": light, "colour": colour}, batch, self._pair)
@@ -255,10 +254,7 @@ def both_directions(
     labels: Tensor | None = None,
     index: Tensor | None = None,
 ) -> tuple[Pairs, Pairs]:
-    """Pair two halves (B, d) in both directions.
-
-    remembered: ((2, B, d) own, (2, Q, d) drawn) rows of the memory, which are positives and negatives then.
-    """
+    """Pair two halves (B, d), or each with `remembered` positives (2, B, d) and negatives (2, Q, d) of the other."""
     cross = partial(Pairs.cross, labels=labels, index=index)
     if remembered is None:
         return cross(light, colour), cross(colour, light)

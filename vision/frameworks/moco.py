@@ -138,10 +138,7 @@ class MoCo(OneBranch):
 
 
 def every_view_in_turn(queries: Sequence[Tensor], keys: Sequence[Tensor], **settings: Any) -> tuple[Pairs, ...]:
-    """Return V `Pairs.cross` of queries and keys, V of (B, d) each: the keys of an image's other views are positives.
-
-    With `queue` and `intra_batch` they are those of CACR Algorithm 3, over the batch of all ranks.
-    """
+    """Pair V queries (B, d) with the keys of the image's other views (with queue and intra_batch: CACR Algorithm 3)."""
     found = []
     for number, query in enumerate(queries):
         others = [key for other, key in enumerate(keys) if other != number]

@@ -36,10 +36,7 @@ class PredictorConfig(Settings):
 
 
 class Predicting(OneBranch):
-    """Every view in turn is compared with the image's other views; one of the two sides gets no gradient.
-
-    There is one pass of the branch per view, as in the references. The predictor sees the whole batch of a rank.
-    """
+    """Compares every view in turn with the image's other views, one pass each. One of the sides gets no gradient."""
 
     table = PredictorConfig
     without_negatives = "the other images of the batch are negatives if the objective has some"
@@ -78,7 +75,7 @@ class Predicting(OneBranch):
     def sample(cls, views: int, rows: Draw, labels: Tensor | None) -> AnyPairs:
         return every_view_in_turn(rows(views).unbind(1), rows(views).unbind(1), labels=labels)
 
-    def sides(self, batch: Batch, projected: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    def _sides(self, batch: Batch, projected: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """Return anchors and keys (B, d) of every view, from the projections (B, d) of every view."""
         raise NotImplementedError
 
@@ -88,18 +85,14 @@ class Predicting(OneBranch):
             raise PairsError("the heads' batch norm cannot train on one image: give DataLoader(..., drop_last=True).")
         projected = [self.branch(view) for view in batch.views]
         self._projected = projected[0].detach().clone()  # of a graph that may be replayed
-        anchors, keys = self.sides(batch, projected)
+        anchors, keys = self._sides(batch, projected)
         return embedded({"anchor": anchors, "key": keys}, batch, self._pair)
 
     def _pair(self, rows: dict[str, Any], seed: int) -> AnyPairs:
         return every_view_in_turn(rows["anchor"], rows["key"], labels=rows.get("labels"), index=rows.get("index"))
 
     def metrics(self) -> dict[str, Tensor | float]:
-        """Return the terms of the objective, and the spread of the last batch. Every rank must call it.
-
-        Returns:
-            Numbers and tensors (), by name.
-        """
+        """Return the terms of the objective and the spread of the last batch, () each. Every rank must call it."""
         found = super().metrics()
         return found if self._projected is None else found | {"spread": spread(self._projected)}
 
@@ -141,7 +134,7 @@ class SimSiam(Predicting):
     def _default_hidden(cls, config: VisionSettings) -> int:
         return max(1, config.encoder.dim // 4)
 
-    def sides(self, batch: Batch, projected: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    def _sides(self, batch: Batch, projected: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         return [self.predictor(z) for z in projected], [z.detach() for z in projected]
 
 
@@ -201,7 +194,7 @@ class BYOL(Predicting):
         self.schedule: Schedule = momentum_schedule
         self.steps = steps
 
-    def sides(self, batch: Batch, projected: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    def _sides(self, batch: Batch, projected: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         with torch.no_grad():
             keys = [self.target(view).to(projected[0].dtype) for view in batch.views]
         return [self.predictor(z) for z in projected], keys
@@ -311,7 +304,7 @@ class NNCLR(Predicting):
         self.queue = placed_like(Queue(support, self.embedding_dim), self.backbone)
         self._fresh = Fresh()
 
-    def sides(self, batch: Batch, projected: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    def _sides(self, batch: Batch, projected: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         self._fresh.add(projected[0])
         support = self.queue.all(projected[0].dtype)
         return [nearest_in(support, z.detach()) for z in projected], [self.predictor(z) for z in projected]

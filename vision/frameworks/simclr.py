@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from dipole.core.objectives.checks import check_choice
 from dipole.core.objectives.encoded_batch import EncodedBatch
-from dipole.core.objectives.pair_data import ViewNegatives
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.spec import check_whole
 from dipole.core.train.config import Settings
@@ -117,11 +116,11 @@ class SimCLR(OneBranch):
     def _pair(self, rows: dict[str, Any], seed: int) -> AnyPairs:
         views = rows["view"]
         labels, index = rows.get("labels"), rows.get("index")
-        layout: ViewNegatives = "queries" if self.repel == "in-turn" else self.repel
-        pairs = []
-        for n in range(len(views) if self.repel == "in-turn" else 1):
-            in_order = [views[n], *views[:n], *views[n + 1 :]]
-            pairs.append(Pairs.from_views(in_order, labels, index, layout))
+        if self.repel != "in-turn":
+            pairs = [Pairs.from_views(views, labels, index, self.repel)]
+        else:
+            turns = ([views[n], *views[:n], *views[n + 1 :]] for n in range(len(views)))
+            pairs = [Pairs.from_views(each, labels, index, "queries") for each in turns]
         if self.negatives is not None:
             pairs = [keep_negatives(each, self.negatives, seed + n) for n, each in enumerate(pairs)]
         return pairs[0] if len(pairs) == 1 else tuple(pairs)

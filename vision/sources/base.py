@@ -183,7 +183,7 @@ def register_source(
     known: Mapping[str, Known] | None = None,
     quick: bool = False,
 ) -> Callable[[Opener], Opener]:
-    """Register a function that opens sources for vision.data.source.
+    """Return a decorator that registers a function which opens sources for vision.data.source.
 
         @register_source("files of mine", matches=lambda text, path: path.suffix == ".mine")
         def open(text: str, decoding: Decoding, classes: tuple[str, ...] | None) -> Source: ...
@@ -197,9 +197,6 @@ def register_source(
         general: ask it after all others, because it also matches more specific sources.
         known: sizes of data sets in `names`.
         quick: plans read it to count images. With `Decoding(memory=0)` this must take seconds.
-
-    Returns:
-        A decorator that returns the function unchanged.
 
     Raises:
         RegistryError: from the decorator, if another function of that module and name is registered already.

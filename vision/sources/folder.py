@@ -179,9 +179,8 @@ def _without_number(name: str) -> str:
 def split_folders(tree: Tree) -> tuple[str, ...]:
     """Return the names of the folders that are splits, or () if the folders are classes.
 
-    Folders are splits if all have names of splits, or if one has the name of a training split and one of a test split.
-    A single folder with such a name is a class (train, bus, car), unless it holds classes and the others do not look
-    the same.
+    Folders are splits if all are called so, or one is a training and one a test split. A single such folder is a class
+    (train, bus, car), unless it holds classes and the others do not look the same.
     """
     names = tuple(tree.folders)
     plain = {name: _without_number(name) for name in names}

@@ -66,10 +66,7 @@ def decode_all(
     left_out: Sequence[str] = (),
     stream: Stream | None = None,
 ) -> ImageSet:
-    """Decode images in parallel to one tensor. A stream, and more than `options.memory` bytes, stay encoded.
-
-    Encoded images are decoded batch by batch: to squares for probes, cropped as stored for training.
-    """
+    """Decode images in parallel to one tensor. A stream, and more than `options.memory` bytes, stay encoded."""
     if not items:
         raise DataError(f"{name} holds no images.")
 
@@ -99,7 +96,7 @@ def decode_all(
             images.append(found)
             kept.append(i)
     if broken and (options.on_corrupt == "refuse" or not images):
-        other = ", or set vision.data.on_corrupt = 'skip'" if options.on_corrupt == "refuse" else ""
+        other = ", or set vision.data.on_corrupt = 'skip'" * (options.on_corrupt == "refuse")
         raise DataError(f"{describe(broken, len(items))}. Repair or remove them{other}.")
     if broken:
         warn(f"skipped {describe(broken, len(items))}")

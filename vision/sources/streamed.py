@@ -28,10 +28,7 @@ OPEN = 8  # shards that are being read
 
 
 def open_stream(source: str, options: Decoding, wanted: Classes) -> Source:
-    """Stream a data set of the Hub by its id, or a folder of parquet, arrow or image files.
-
-    Its images are counted, with their labels, by reading it once, and cached, unless vision.data.length is set.
-    """
+    """Stream an id of the Hub, or a folder. Images are counted by reading it once, unless vision.data.length is set."""
     if source.startswith(SHARDS):
         raise DataError(f"{source}: shards are read in place. Leave vision.data.streaming out.")
     name = hub_name(source)
@@ -127,9 +124,8 @@ class Numbered(Sequence[str]):
 
 
 class Forward:
-    """Rows by number from shards that can only be read from the beginning.
+    """Rows by number from shards that can only be read from the beginning. The last `capacity` rows are cached.
 
-    The last `capacity` rows are cached. A row that left the cache is read again from the beginning of its shard.
     bounds: the first row of each shard, and the number of all rows.
     """
 

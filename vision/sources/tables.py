@@ -45,7 +45,6 @@ def table_of_files(source: str, options: Decoding, wanted: Classes) -> Source:
 
     def read(split: str) -> ImageSet:
         images: list[Stored] = []
-        items: list[str] = []
         rows: list[dict[str, Any]] = []
         for where, row in located_rows(str(path), split, UTF8, READER):
             lower = {name.lower(): name for name in row} if isinstance(row, dict) else {}
@@ -53,12 +52,12 @@ def table_of_files(source: str, options: Decoding, wanted: Classes) -> Source:
             if "images" in lower and "annotations" in lower:
                 raise DataError(f"{where}: an annotation file of COCO is not read. Give the folder of its images.")
             require_columns(row, [column], where, f" Set {SETTING}.")
-            image = image_in(row[column], column, where, path.parent)
-            items.append(f"{path.stem}[{len(rows)}]")
-            if isinstance(image, Path):
-                items[-1] = os.path.relpath(image, path.parent)
-            images.append(image)
+            images.append(image_in(row[column], column, where, path.parent))
             rows.append(row)
+        items = [f"{path.stem}[{number}]" for number in range(len(rows))]
+        for number, image in enumerate(images):
+            if isinstance(image, Path):
+                items[number] = os.path.relpath(image, path.parent)
         columns = list(dict.fromkeys(name for row in rows for name in row))
         warn_of_splits(source, rows, options.label_column, "write a table of each, for vision.data.source and test")
         values = {name: [row.get(name) for row in rows] for name in columns}

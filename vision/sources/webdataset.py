@@ -46,11 +46,7 @@ class Sample(NamedTuple):
 
 @register_source(f"shards {SHARDS}train-{{000..009}}.tar", matches=lambda text, path: text.startswith(SHARDS))
 def webdataset(source: str, options: Decoding, wanted: Classes) -> Source:
-    """Open tar files by pattern: {000..009}, {a,b}, * and ?, several joined by ::, or a folder of them.
-
-    Names before the number tell the splits (train-000.tar, val-000.tar). Shards of one name are the split 'train'.
-    Nothing is unpacked: an image is read by its offset, so each rank reads only its own.
-    """
+    """Open tar files: {000..009}, {a,b}, * and ?, several joined by ::, or a folder. Images are read in place."""
     groups = by_split(shards(source.removeprefix(SHARDS)))
     if len(groups) == 1:
         groups = {"train": list(*groups.values())}
