@@ -202,19 +202,18 @@ class Encoded:
         Args:
             count: about how many.
         """
+        return self[self._spread(count)]
+
+    def _spread(self, count: int) -> Tensor:
         if self.stream is not None and self.stream.forward:
-            return self[self.rows.argsort()[:count]]
-        return self[slice(None, None, max(1, len(self) // count))]
+            return self.rows.argsort()[:count]
+        return torch.arange(0, len(self), max(1, len(self) // count))
 
     def fingerprint(self) -> str:
         """sha256 of the names and of the encoded bytes of 1,000 images spread over the set (`sample`)."""
         digest = hashlib.sha256(str(tuple(self.shape)).encode())
-        rows = self.rows.tolist()
-        digest.update("\n".join(os.path.basename(self.names[row]) for row in rows).encode())
-        probed = rows[:: max(1, len(rows) // PROBED)]
-        if self.stream is not None and self.stream.forward:
-            probed = sorted(rows)[:PROBED]
-        for row in probed:
+        digest.update("\n".join(os.path.basename(self.names[row]) for row in self.rows.tolist()).encode())
+        for row in self.rows[self._spread(PROBED)].tolist():
             data = attempt(partial(self.read, row), bytes)
             if isinstance(data, bytes):  # an unreadable file enters by its name only
                 digest.update(data)

@@ -1,8 +1,7 @@
 """A set of images with labels, in memory or encoded."""
 
 import hashlib
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol, Self
@@ -174,23 +173,22 @@ def joined(parts: Sequence[ImageSet]) -> ImageSet:
 
 
 def _encoded(name: str, parts: Sequence[Images], labels: Tensor | None) -> Encoded:
-    """Return encoded images of whole splits one after another."""
+    """Return the encoded images of several splits one after another."""
     sets = [part for part in parts if isinstance(part, Encoded) and part.stream is None]
     if len(sets) < len(parts):
         raise DataError(
             f"{name}: splits that are read as a stream, or of which only some fit into memory, cannot be joined. "
             "Remove vision.data.streaming, or change vision.data.memory."
         )
-    readers: list[Callable[[int], bytes]] = [part.read for part in sets]
-    starts = [sum(len(part.names) for part in sets[:number]) for number in range(len(sets))]
+    owners = torch.arange(len(sets)).repeat_interleave(torch.tensor([len(part) for part in sets]))
+    rows = torch.cat([part.rows for part in sets])
 
     def read(place: int) -> bytes:
-        number = bisect_right(starts, place) - 1
-        return readers[number](place - starts[number])
+        found: bytes = sets[owners[place]].read(int(rows[place]))
+        return found
 
-    names = [each for part in sets for each in part.names]
-    rows = torch.cat([part.rows + start for part, start in zip(sets, starts, strict=True)])
-    return replace(sets[0], names=names, read=read, rows=rows, skipped={}, labels=labels)
+    names = [part.names[row] for part in sets for row in part.rows.tolist()]
+    return replace(sets[0], names=names, read=read, rows=torch.arange(len(names)), skipped={}, labels=labels)
 
 
 class Order(Protocol):

@@ -243,7 +243,10 @@ def test_splits_of_folders_are_joined(tmp_path, memory):
     pretrain = read(tmp_path, memory=memory, pretrain_split="train+val+unlabeled").pretrain
     assert pretrain.images[torch.arange(5)][:, 0, 0, 0].tolist() == [0, 10, 100, 110, 200]
     assert pretrain.labels.tolist() == [0, 1, 0, 1, -1]
-    assert pretrain.take([4, 2]).images[torch.arange(2)][:, 0, 0, 0].tolist() == [200, 100]
+    some = joined([pretrain.take([4, 2]), pretrain.take([1])])  # as a class list leaves them
+    assert some.images[torch.arange(3)][:, 0, 0, 0].tolist() == [200, 100, 10]
+    if not isinstance(some.images, torch.Tensor):
+        assert len(some.images.names) == len(some.images.labels) == 3
 
 
 def test_class_list_picks_and_orders_classes(folder, tmp_path):

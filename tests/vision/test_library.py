@@ -246,6 +246,8 @@ WHOLE = type("Whole", (nn.Module,), {"forward": lambda self, images: images.flat
     (lambda: build("BYOL", momentum_schedule="x"), None, "momentum_schedule must be 'cosine' or 'constant'"),
     (lambda: build("MoCoV3", steps=0), None, "steps must be a whole number >= 1, got 0"),
     (lambda: build("MoCo", momentum=99), None, "momentum must be in \\[0, 1\\], got 99"),
+    (lambda: build("BYOL", momentum="0.9"), None, "momentum must be in \\[0, 1\\], got '0.9'"),
+    (lambda: build("CMC", images="all", bank=4), None, "images must be a whole number >= 0, got 'all'"),
     (lambda: vision.SimCLR(FLAT, "infonce"), None, "depends on the shape .* 3600 for 3x32x32 .* pool it"),
     (lambda: vision.SimCLR(nn.AdaptiveAvgPool2d(4), "infonce"), None, "48 for 3x32x32 and 16 for 1x32x32"),
     (lambda: vision.MoCo(LAZY, "infonce", head=nn.Flatten()), None, "lazy layers, .* Call it once on a batch"),

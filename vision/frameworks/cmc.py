@@ -137,6 +137,7 @@ class CMC(Framework):
         self.momentum = momentum
         if bank is not None:
             check_whole("bank", bank)
+            check_whole("images", images, 0)
             if images <= bank:
                 raise ConfigError(
                     f"CMC: a bank of {images} images has no {bank} negatives: images= is the data set's size."

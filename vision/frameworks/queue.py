@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from copy import deepcopy
+from numbers import Real
 from typing import Any
 
 import torch
@@ -144,7 +145,7 @@ def momentum_copy(module: nn.Module) -> nn.Module:
 
 def check_momentum(momentum: float) -> None:
     """Raise OptionError unless a momentum is in [0, 1]."""
-    if not 0 <= momentum <= 1:
+    if not isinstance(momentum, Real | Tensor) or not 0 <= momentum <= 1:
         raise OptionError(f"momentum must be in [0, 1], got {momentum!r}.")
 
 
