@@ -23,7 +23,7 @@ from pkgutil import iter_modules
 from typing import cast
 
 from dipole.core.cli import commands, output
-from dipole.core.cli.parser import Configure, Parser, UsageError, command_parser
+from dipole.core.cli.parser import Configure, Parser, UsageError
 from dipole.core.cli.words import GROUPS, START, SUGGESTION_FOR
 from dipole.core.objectives.registry import registry
 from dipole.core.train.domains import broken_domains
@@ -99,8 +99,7 @@ def _main(arguments: list[str], as_json: bool) -> int:
     if arguments[:1] == ["help"] and arguments[1:]:
         arguments = [arguments[1], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        parser = _overview()
-        parser.print_help(sys.stdout if arguments else sys.stderr)
+        print(_overview(), file=sys.stdout if arguments else sys.stderr)
         return 0 if arguments else 2
     if arguments[0] in ("-V", "--version"):
         print(json.dumps({"dipole": __version__}) if as_json else f"dipole {__version__}")
@@ -117,7 +116,7 @@ def _main(arguments: list[str], as_json: bool) -> int:
         )
     try:
         configure = _find(name)
-        parser = command_parser(name, configure)
+        parser = Parser(f"dipole {name}", configure.__doc__)
         runner = configure(parser)
         return runner(parser.parse_args(rest))
     except SystemExit as stop:
@@ -225,12 +224,15 @@ def whole_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _overview() -> Parser:
+def _overview() -> str:
+    """Return the help of `dipole` itself."""
     found = {each["name"]: each for each in listed_commands()}
     width = max(map(len, found))
     grouped = {name for names in GROUPS.values() for name in names}
     groups = {**GROUPS, "other": tuple(name for name in found if name not in grouped)}
-    parts = ["start here:\n" + definitions([*START, ("docs", where_docs())], "  ")]
+    about = "Contrastive objectives that run unchanged in vision, text and reinforcement learning."
+    parts = ["usage: dipole COMMAND [...]", fitted(about, screen_width())]
+    parts.append("start here:\n" + definitions([*START, ("docs", where_docs())], "  "))
     for title, names in groups.items():
         lines = [(f"{name:<{width}}", f"{found[name]['summary']}{by(found[name]['package'])}") for name in names]
         if lines:
@@ -238,16 +240,7 @@ def _overview() -> Parser:
     ends = "exit codes: 0 done, 1 failed, 2 wrong usage, 75 interrupted: queue it again"
     parts.append(fitted(f"{ends}\n`dipole COMMAND --help` explains a command.", screen_width()))
     parts.append("examples:\n  dipole train --help\n  dipole show infonce")
-    return Parser(
-        prog="dipole",
-        usage="dipole COMMAND [...]",
-        description=fitted(
-            "Contrastive objectives that run unchanged in vision, text and reinforcement learning.", screen_width()
-        ),
-        epilog="\n\n".join(parts),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        add_help=False,
-    )
+    return "\n\n".join(parts)
 
 
 def where_docs() -> str:

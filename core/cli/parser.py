@@ -30,9 +30,20 @@ class UsageError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose `error` raises UsageError."""
+    """An ArgumentParser whose `error` raises UsageError. The help ends with the examples of the command."""
 
     meant: Mapping[str, str] = MappingProxyType({})  # wrong choice -> hint
+
+    def __init__(self, prog: str, description: str | None = None, **settings: Any) -> None:
+        paragraphs = inspect.cleandoc(description or "").split("\n\n")
+        examples = EXAMPLES.get(prog.removeprefix("dipole "))
+        super().__init__(
+            prog,
+            description="\n\n".join(textwrap.fill(each, screen_width()) for each in paragraphs) or None,
+            epilog="\n  ".join(["examples:", *examples]) if examples else None,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            **settings,
+        )
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.format_usage()}{self.prog}: error: {message}", message)
@@ -69,24 +80,6 @@ class Parser(argparse.ArgumentParser):
     def _print_message(self, message: str, file: Any = None) -> None:
         """Write without hiding errors of a full disk, as argparse does."""
         (file or sys.stderr).write(message)
-
-
-def command_parser(name: str, configure: Configure) -> Parser:
-    """Return the parser of a command. The docstring of `configure` is its description, `EXAMPLES` has its examples."""
-    return Parser(prog=f"dipole {name}", **described(name, configure.__doc__ or ""))
-
-
-def described(name: str, text: str) -> dict[str, Any]:
-    """Return arguments of a parser: a description, and the examples of a command such as "data get" at the end."""
-    paragraphs = inspect.cleandoc(text).split("\n\n")
-    examples = None
-    if name in EXAMPLES:
-        examples = "\n  ".join(["examples:", *EXAMPLES[name]])
-    return {
-        "description": "\n\n".join(textwrap.fill(each, screen_width()) for each in paragraphs),
-        "epilog": examples,
-        "formatter_class": argparse.RawDescriptionHelpFormatter,
-    }
 
 
 def add_overrides(parser: argparse.ArgumentParser, what: str) -> None:

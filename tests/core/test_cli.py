@@ -210,7 +210,7 @@ def test_help_fits_and_ends_with_two_examples_that_parse(command, capsys, monkey
 
 
 def parser_of(name: str) -> cli.Parser:
-    parser = cli.command_parser(name, configure := cli._find(name))
+    parser = cli.Parser(f"dipole {name}", (configure := cli._find(name)).__doc__)
     configure(parser)
     return parser
 

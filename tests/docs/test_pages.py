@@ -12,7 +12,7 @@ import torch
 import dipole
 from dipole.benchmarks.suite import read_suite
 from dipole.core.cli import app, main
-from dipole.core.cli.parser import command_parser
+from dipole.core.cli.parser import Parser
 from dipole.core.objectives.registry import registry
 from dipole.core.train.recipe import load_recipe, resolve
 
@@ -61,7 +61,7 @@ def commands(text: str) -> list[list[str]]:
 def check_command(words: list[str]) -> None:
     """The command and its options exist, and so do recipe and settings of a training."""
     configure = app._find(words[0])
-    parser = command_parser(words[0], configure)
+    parser = Parser(f"dipole {words[0]}", configure.__doc__)
     configure(parser)
     given = parser.parse_args(words[1:])
     if words[0] == "train" and not Path(given.recipe).suffix and given.recipe not in PLACEHOLDERS:

@@ -11,7 +11,7 @@ from shlex import join
 
 from dipole.core.cli import Runner
 from dipole.core.cli.output import confirm, json_answer, stdout_to_stderr, write
-from dipole.core.cli.parser import Parser, described, resumable, to_path
+from dipole.core.cli.parser import Parser, resumable, to_path
 from dipole.core.train.data_sets import Built, DataSet, data_sets, fetched_folder, find, get, is_prepared
 from dipole.core.utils.download import BASE, Progress, RemoteFile, address, free_bytes
 from dipole.core.utils.errors import DataError
@@ -24,16 +24,15 @@ EVERY = 2.0  # seconds between two lines of progress
 def configure(parser: argparse.ArgumentParser) -> Runner:
     """Fetch and prepare the data sets that recipes need, or build one."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="list | get NAME | NAME")
-    listed = actions.add_parser(
-        "list", help="what can be fetched or built", **described("data list", "List what can be fetched or built.")
-    )
+    about = "List what can be fetched or built."
+    listed = actions.add_parser("list", help="what can be fetched or built", description=about)
     listed.add_argument("--json", action="store_true", help="print one JSON list")
     runners: dict[str, Runner] = {"list": _list, "get": resumable(_get, "what was fetched is kept")}
-    fetched = actions.add_parser(
-        "get", help="fetch and prepare one",
-        **described("data get", "Show licence and size of a data set, ask, fetch it, compare its checksum and prepare "
-        "it. Repeat the command to continue after an interruption. Files that you put into FOLDER.download are used."),
-    )  # fmt: skip
+    about = (
+        "Show licence and size of a data set, ask, fetch it, compare its checksum and prepare it. Repeat the command "
+        "to continue after an interruption. Files that you put into FOLDER.download are used."
+    )
+    fetched = actions.add_parser("get", help="fetch and prepare one", description=about)
     add = fetched.add_argument
     add("name", metavar="NAME", help="as in `dipole data list`")
     add("-o", "--out", "--to", type=to_path, metavar="FOLDER", help="folder to prepare (default: data/NAME)")
@@ -44,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
         parser.meant = {name: f" Did you mean `dipole data get {name}`?" for name in data_sets()}
     for name, each in data_sets().items():
         if isinstance(each, Built):
-            inner = actions.add_parser(name, help=each.summary, **described(f"data {name}", each.summary))
+            inner = actions.add_parser(name, help=each.summary, description=each.summary)
             runners[name] = resolve_name(each.configure)(inner)
     return lambda arguments: runners[arguments.action](arguments)
 
