@@ -109,9 +109,6 @@ def check_drawing(extra: str = "vision") -> None:
 def new_figure(width: float, height: float, extra: str = "vision") -> "Figure":
     """Return an empty figure. Width and height are in inches."""
     check_drawing(extra)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(width, height), layout="constrained")

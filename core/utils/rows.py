@@ -18,7 +18,7 @@ from typing import IO, Any
 from dipole.core.utils.cache import content_of
 from dipole.core.utils.download import without_retry_messages
 from dipole.core.utils.errors import DataError, nearest
-from dipole.core.utils.extras import install_line
+from dipole.core.utils.extras import needing
 from dipole.core.utils.text import counted, warn
 
 JSON, CSV, PARQUET = (".jsonl", ".json", ".ndjson"), (".csv", ".tsv"), (".parquet",)
@@ -49,11 +49,8 @@ class Asker:
 
     def package(self, name: str) -> Any:
         """Import a package of the extra, or say how to install it."""
-        try:
+        with needing(self.extra, "reading these rows"):
             return import_module(name)
-        except ModuleNotFoundError as error:
-            line = install_line(self.extra)
-            raise DataError(f"reading these rows needs {error.name}; install it with: {line}") from error
 
 
 def located_rows(source: str, split: str, encoding: str, asker: Asker) -> Iterator[Located]:
@@ -235,15 +232,15 @@ def json_rows(file: Path) -> Iterator[Located]:
 def _is_array(file: Path) -> bool:
     """Return whether a file is one array of objects, rather than lines that may be arrays."""
     with open_packed(file, "utf-8-sig") as lines:
-        first = next((line for line in lines if line.strip()), "")
-        is_alone = not any(line.strip() for line in lines)
+        filled = (line for line in lines if line.strip())
+        first, second = next(filled, ""), next(filled, "")
     if not first.lstrip().startswith("["):
         return False
     try:
         values = json.loads(first)
     except ValueError:
         return True
-    return is_alone and all(isinstance(each, dict) for each in values)
+    return not second and all(isinstance(each, dict) for each in values)
 
 
 def _whole_text(text: str, row: Any) -> Any:

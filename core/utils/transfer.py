@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 T = TypeVar("T")
 
@@ -70,14 +71,8 @@ def prefetched(items: Iterator[T], device: torch.device | None = None) -> Iterat
 
 def tensors_in(item: Any) -> Iterator[Tensor]:
     """Yield the tensors of nested lists, tuples, dictionaries and dataclasses."""
-    if isinstance(item, Tensor):
-        yield item
-    elif isinstance(item, dict):
-        for each in item.values():
-            yield from tensors_in(each)
-    elif isinstance(item, list | tuple):
-        for each in item:
-            yield from tensors_in(each)
-    elif dataclasses.is_dataclass(item) and not isinstance(item, type):
-        for field in dataclasses.fields(item):
-            yield from tensors_in(getattr(item, field.name))
+    for leaf in tree_leaves(item):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif dataclasses.is_dataclass(leaf):
+            yield from tensors_in([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
