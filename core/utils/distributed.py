@@ -111,23 +111,19 @@ class Ballot:
         """Send a number, and return the maximum of the previous call (0 at first) without waiting."""
         if world_size() == 1:
             return mine
-        before, self._cast = self._cast, _largest(mine)
-        return 0 if before is None else _read(before)
+        before, largest = self._cast, torch.tensor(mine)
+        self._cast = dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=_of_hosts(), async_op=True), largest
+        if before is None:
+            return 0
+        work, largest = before
+        work.wait()
+        return int(largest)
 
     def agree(self, mine: int) -> int:
         """Send a number, wait for the others and return the maximum."""
-        return mine if world_size() == 1 else _read(_largest(mine))
-
-
-def _largest(mine: int) -> tuple[Any, Tensor]:
-    number = torch.tensor(mine)
-    return dist.all_reduce(number, op=dist.ReduceOp.MAX, group=_of_hosts(), async_op=True), number
-
-
-def _read(cast: tuple[Any, Tensor]) -> int:
-    work, number = cast
-    work.wait()
-    return int(number)
+        if world_size() == 1:
+            return mine
+        return max(number for (number,) in all_numbers([mine]))
 
 
 def row_counts(rows: Tensor) -> list[int]:

@@ -33,12 +33,12 @@ def _forward(self: Any, x: Tensor) -> Tensor:
         plain: Tensor = type(self).forward(self, x)
         return plain
     self._check_input_dim(x)
-    axes = [0, *range(2, x.ndim)]
+    axes, along = [0, *range(2, x.ndim)], [1, -1, *[1] * (x.ndim - 2)]
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     sums = all_sum(torch.cat([wide.sum(axes), wide.new_full((1,), x.numel() // x.shape[1])]))
     count = sums[-1].detach()
     mean = sums[:-1] / count
-    centred = wide - _along(mean, x)
+    centred = wide - mean.view(along)
     # Two passes, because E[x^2] - E[x]^2 loses digits.
     var = all_sum(centred.square().sum(axes)) / count
     if self.track_running_stats:
@@ -52,15 +52,10 @@ def _forward(self: Any, x: Tensor) -> Tensor:
     scale = (var + self.eps).rsqrt()
     if self.weight is not None:
         scale = scale * self.weight
-    y = centred * _along(scale, x)
+    y = centred * scale.view(along)
     if self.bias is not None:
-        y = y + _along(self.bias.to(y.dtype), x)
+        y = y + self.bias.to(y.dtype).view(along)
     return y.to(x.dtype)
 
 
 _forward.__name__ = "forward"  # under this name a bound method is pickled
-
-
-def _along(values: Tensor, like: Tensor) -> Tensor:
-    """(C,) as (1, C, 1, ...)."""
-    return values.view(1, -1, *[1] * (like.ndim - 2))
