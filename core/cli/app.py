@@ -189,10 +189,7 @@ def listed_commands() -> list[dict[str, str]]:
     for name, point in sorted(_declared().items()):
         owner = OURS
         if point is None or is_ours(point):
-            try:
-                summary = (_find(name).__doc__ or "").strip().partition("\n")[0]
-            except PluginError as error:
-                summary = f"cannot be imported: {error.reason}"
+            summary = (_find(name).__doc__ or "").strip().partition("\n")[0]
         else:
             owner = distribution(point)
             summary = (point.dist.metadata["Summary"] if point.dist else "") or "added"

@@ -44,10 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
             # A run is a line. `write` wraps it on a terminal.
             width = 10_000 if kind == RUNS else 0
             write(definitions(shown, "  ", width) if shown else "  (none)")
-    for kind in kinds:
-        if kind in ("regularizers", "diagnostics") and "objectives" in kinds:
-            continue  # their plug-ins are those of objectives
-        for error in broken_plugins("objectives" if kind in REGISTERED else kind):
+    for declared in dict.fromkeys("objectives" if kind in REGISTERED else kind for kind in kinds):
+        for error in broken_plugins(declared):
             write(f"cannot be used: {error}", sys.stderr)
     if switched_off():
         write(f"{SWITCH}=none: plug-ins of other packages are left out", sys.stderr)

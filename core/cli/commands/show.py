@@ -119,14 +119,12 @@ def _show_part(name: str, domain: str, part: type, as_json: bool) -> None:
 
 
 def _show_entry(entry: "Entry", as_json: bool) -> None:
-    options = [
-        {"name": each.name, "type": each.type, "required": False, "default": each.default, "range": each.range}
-        | {"help": each.help}
-        for each in entry.options
-    ]
-    for option in options:
-        if option["default"] is inspect.Parameter.empty:
-            option |= {"required": True, "default": None}
+    options: list[dict[str, Any]] = []
+    for each in entry.options:
+        given = {"required": False, "default": each.default}
+        if each.default is inspect.Parameter.empty:
+            given = {"required": True, "default": None}
+        options.append({"name": each.name, "type": each.type} | given | {"range": each.range, "help": each.help})
     keys = ("name", "kind", "aliases", "summary", "formula", "source", "cost", "weight", "package")
     facts: dict[str, Any] = {key: getattr(entry, key) for key in keys}
     facts |= {"engine": _engine(entry), "options": options, "deviations": dict(entry.deviations)}
