@@ -225,6 +225,8 @@ def json_rows(file: Path) -> Iterator[Located]:
         raise DataError(f"{file}, line {number}: half a surrogate pair is no text") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{file}, after line {number}: not UTF-8 ({error.reason}). {_fix(error, '')}.") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, or as many brackets
+        raise DataError(f"{file}, line {number or 1}: {str(error).partition(';')[0]}") from None
     except DAMAGED as error:
         raise DataError(f"{file}, after line {number}: {error}") from None
 

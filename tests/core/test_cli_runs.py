@@ -162,6 +162,7 @@ def test_rm_asks_and_removes_by_hash_or_by_any_path(trained, capsys, monkeypatch
     assert not list(Path("runs").glob("**/*removed*"))
     assert "no run" in refused(capsys, "rm", folder.name, "--yes")
     monkeypatch.chdir(others[2])
+    assert "got ''" in refused(capsys, "rm", "", "--yes", "--runs", "..")  # a variable without a value
     assert done(capsys, "rm", ".", "--yes", "--runs", "..") == f"removed ../{others[2].name}\n"
     monkeypatch.chdir("../..")
     assert {path.parent for path in Path("runs").glob("*/record.json")} == set(others[3:])

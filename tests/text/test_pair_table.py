@@ -328,6 +328,8 @@ TABLES = [
     ("t.jsonl", '{"anchor": ["a", "b"], "positive": "c"}\n', "the anchor 'anchor' holds 2 texts"),
     ("t.jsonl", '{"x": "a", "y": "b"}\n', r"no usual names among the columns x, y.*text\.columns.*line of names"),
     ("a.jsonl", '{"anchor": "a", "positive": "half \\ud83d"}\n', "line 1: half a surrogate pair"),
+    ("a.jsonl", f'{ROW}\n{{"anchor": {"1" * 5000}}}\n', r"line 2: Exceeds the limit \(4300 digits\)"),
+    ("a.json", "[" * 100_000, "line 1: maximum recursion depth"),
     ("a.ndjson", '{"anchor": "\xe9"}'.encode("latin-1"), "not UTF-8 .* Save it as UTF-8"),
     ("a.json", '{"anchor": ["a", "b"], "positive": ["c", "d"]}', "holds 2 texts; it must be one. Write one row"),
     ("a.json", '{"anchor": {"0": "a"}, "positive": {"0": "c"}}', "holds dict, .* Write one row on each line"),
