@@ -41,22 +41,24 @@ def run(arguments: argparse.Namespace) -> int:
     from dipole.core.train.config import RunConfig, TrainConfig
     from dipole.core.train.domains import adapter_class, domain_names, parts
 
-    name, as_json = arguments.name, arguments.json
+    name = arguments.name
     tables: dict[str, type[Settings]] = {"run": RunConfig, "train": TrainConfig}
+    facts: Any
     if texts := _texts(name, arguments.expand):
         facts = [{"name": name, "kind": kind, "path": str(path), "text": text} for kind, (path, text) in texts.items()]
-        if not as_json:
-            write("\n".join(text for _, text in texts.values()))
-        elif len(facts) == 1:
-            print(json.dumps(facts[0]))
-        else:
-            print(json.dumps(facts))
+        if len(facts) == 1:
+            (facts,) = facts
+        shown = "\n".join(text for _, text in texts.values())
     elif name in tables or name in domain_names():
-        _show_table(name, tables.get(name) or adapter_class(name).config_model, as_json)
+        facts, shown = _table(name, tables.get(name) or adapter_class(name).config_model)
     elif (entry := _entry(name)) is not None:
-        _show_entry(entry, as_json)
+        facts, shown = _explained(entry)
     else:
-        _show_part(name.lower(), *parts()[name.lower()], as_json)
+        facts, shown = _part(name.lower(), *parts()[name.lower()])
+    if arguments.json:
+        print(json.dumps(facts, indent=2, default=str))
+    else:
+        write(shown)
     return 0
 
 
@@ -107,18 +109,17 @@ def _entry(name: str) -> "Entry | None":
     raise SpecError(said + "".join(f"\nThis plug-in cannot be used: {each}" for each in folders))
 
 
-def _show_part(name: str, domain: str, part: type, as_json: bool) -> None:
+def _part(name: str, domain: str, part: type) -> tuple[dict[str, Any], str]:
+    """Return facts and text of a framework of a domain."""
     from dipole.core.train.domains import USE
 
-    about = inspect.getdoc(part) or ""
-    if as_json:
-        print(json.dumps({"name": name, "kind": "framework", "domain": domain, "text": about}))
-        return
-    use = USE["framework"].format(name=name, domain=domain)
-    write(f"{name}  (framework of {domain})\n\n{fitted(about, screen_width())}\n\nUse it with: {use}")
+    about, use = inspect.getdoc(part) or "", USE["framework"].format(name=name, domain=domain)
+    shown = f"{name}  (framework of {domain})\n\n{fitted(about, screen_width())}\n\nUse it with: {use}"
+    return {"name": name, "kind": "framework", "domain": domain, "text": about}, shown
 
 
-def _show_entry(entry: "Entry", as_json: bool) -> None:
+def _explained(entry: "Entry") -> tuple[dict[str, Any], str]:
+    """Return facts and text of a registered entry."""
     options: list[dict[str, Any]] = []
     for each in entry.options:
         given = {"required": False, "default": each.default}
@@ -128,14 +129,11 @@ def _show_entry(entry: "Entry", as_json: bool) -> None:
     keys = ("name", "kind", "aliases", "summary", "formula", "source", "cost", "weight", "package")
     facts: dict[str, Any] = {key: getattr(entry, key) for key in keys}
     facts |= {"engine": _engine(entry), "options": options, "deviations": dict(entry.deviations)}
-    if as_json:
-        print(json.dumps(facts, indent=2, default=str))
-        return
-    write(f"{entry.name}  ({entry.kind})\n\n{fitted(entry.summary, screen_width())}\n")
+    lines = [f"{entry.name}  ({entry.kind})\n\n{fitted(entry.summary, screen_width())}\n"]
     if entry.formula:
         formula = "\n".join(f"    {line}" for line in entry.formula.splitlines())
-        write(fitted(formula, screen_width()) + "\n")
-    facts_shown = (
+        lines.append(fitted(formula, screen_width()) + "\n")
+    labelled = (
         ("source:", entry.source),
         ("cost:", entry.cost),
         ("engine:", facts["engine"]),
@@ -143,14 +141,15 @@ def _show_entry(entry: "Entry", as_json: bool) -> None:
         ("aliases:", ", ".join(entry.aliases)),
         ("weight:", f"{entry.weight:g} when none is written" if entry.kind == "regularizer" else ""),
     )
-    write(definitions((f"{label:<8}", value) for label, value in facts_shown if value))
-    for paper, lines in entry.deviations.items():
-        write(f"\ndeviations from {paper}:" if lines else f"\nno deviations from {paper}")
-        if lines:
-            write(definitions((("-", line) for line in lines), "  "))
+    lines.append(definitions((f"{label:<8}", value) for label, value in labelled if value))
+    for paper, notes in entry.deviations.items():
+        lines.append(f"\ndeviations from {paper}:" if notes else f"\nno deviations from {paper}")
+        if notes:
+            lines.append(definitions((("-", note) for note in notes), "  "))
     if options:
         rows = [(each.name, each.type, _value(each.default), each.range, each.help) for each in entry.options]
-        write(f"\noptions:\n{_listed(rows)}")
+        lines.append(f"\noptions:\n{_listed(rows)}")
+    return facts, "\n".join(lines)
 
 
 def _engine(entry: "Entry") -> str:
@@ -167,14 +166,12 @@ def _engine(entry: "Entry") -> str:
         return ""
 
 
-def _show_table(name: str, table: "type[Settings]", as_json: bool) -> None:
-    rows = list(setting_rows(table))
-    if as_json:
-        keys = ("name", "type", "default", "range", "help")
-        print(json.dumps({"name": name, "settings": [dict(zip(keys, row, strict=True)) for row in rows]}, indent=2))
-        return
-    write(fitted(f"[{name}]  {inspect.getdoc(table) or ''}", screen_width()) + "\n")
-    print(_listed(rows))
+def _table(name: str, table: "type[Settings]") -> tuple[dict[str, Any], str]:
+    """Return facts and text of a table of settings."""
+    rows, keys = list(setting_rows(table)), ("name", "type", "default", "range", "help")
+    about = fitted(f"[{name}]  {inspect.getdoc(table) or ''}", screen_width())
+    facts = {"name": name, "settings": [dict(zip(keys, row, strict=True)) for row in rows]}
+    return facts, f"{about}\n\n{_listed(rows)}"
 
 
 def setting_rows(table: "type[BaseModel]", prefix: str = "") -> Iterator[tuple[str, ...]]:
