@@ -46,7 +46,7 @@ class PluginError(DipoleError, ImportError):
 
 def points(kind: str) -> list[EntryPoint]:
     """Return the entry points of a kind: dipole's own first, then other packages by name, unless switched off."""
-    found = _sorted_points(f"{OURS}.{kind}", entry_points, tuple(sys.path))
+    found = _sorted_points(f"{OURS}.{kind}", entry_points, _installed())
     ignored = switched_off()
     return [point for point in found if is_ours(point) or not ignored]
 
@@ -60,9 +60,20 @@ def switched_off() -> bool:
 
 
 @lru_cache(maxsize=32)
-def _sorted_points(group: str, find: Callable[..., Iterable[EntryPoint]], path: object) -> tuple[EntryPoint, ...]:
-    """Cached for a search path, because reading the metadata of all packages takes about 30 ms."""
+def _sorted_points(group: str, find: Callable[..., Iterable[EntryPoint]], installed: object) -> tuple[EntryPoint, ...]:
+    """Cached until something is installed: reading the metadata of all packages takes about 30 ms."""
     return tuple(sorted(find(group=group), key=lambda point: (not is_ours(point), package(point), point.name)))
+
+
+def _installed() -> tuple[tuple[str, int], ...]:
+    """Return the search path with modification times, which change when a package is installed or removed."""
+    found = []
+    for place in sys.path:
+        try:
+            found.append((place, os.stat(place or ".").st_mtime_ns))
+        except OSError:
+            found.append((place, 0))
+    return tuple(found)
 
 
 def package(point: EntryPoint) -> str:
