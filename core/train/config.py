@@ -205,16 +205,11 @@ class TrainConfig(Settings):
             if not self.milestones or list(self.milestones) != sorted(self.milestones) or self.milestones[0] < 0:
                 problems.append("schedule 'step' needs milestones in increasing order, such as [60, 80]")
         elif self.milestones is not None or self.decay is not None:
-            problems.append(
-                f"milestones and decay have no effect with schedule {self.rate_schedule!r}. Use schedule 'step'"
-            )
+            problems.append(f"milestones and decay have no effect with schedule {self.rate_schedule!r}. Use 'step'")
         if self.best_by is not None and self.evaluate_every is None:
             problems.append("best_by chooses among the evaluations of a run. Set evaluate_every")
         if self.part == "test" and self.validation_share != type(self).model_fields["validation_share"].default:
-            problems.append(
-                "validation_share has no effect with evaluate_on 'test'. Use evaluate_on 'validation', or "
-                "evaluate_every with curves_on 'validation'"
-            )
+            problems.append("validation_share needs evaluate_on 'validation', or evaluate_every with validation curves")
         if self.curves_on == "test" and (self.evaluate_on == "validation" or self.evaluate_every is None):
             problems.append("curves_on 'test' has an effect with evaluate_on 'test' and evaluate_every alone")
         if 0 < self.length < self.warmup:
@@ -238,9 +233,7 @@ class TrainConfig(Settings):
 
     @property
     def _scheduled(self) -> dict[str, Any]:
-        if isinstance(self.schedule, str):
-            return {RATE: self.schedule}
-        return self.schedule
+        return {RATE: self.schedule} if isinstance(self.schedule, str) else self.schedule
 
     @property
     def part(self) -> EvaluatedPart:
@@ -301,9 +294,7 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _schedules_fit(self) -> "RunConfig":
         if curves := self.train.curves:
-            built = None
-            if self.objective != "none":
-                built = _build(self.objective)
+            built = None if self.objective == "none" else _build(self.objective)
             if problems := schedules.check(curves, built, self.train.length):
                 raise ValueError("; ".join(problems))
         return self

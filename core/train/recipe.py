@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 
@@ -110,7 +110,7 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
     """Merge and check a recipe. One ConfigError lists all problems."""
     problems: list[str] = []
     try:
-        values = cast(dict[str, Any], _copy(recipe))
+        values: dict[str, Any] = json.loads(json.dumps(recipe, default=str))
     except RecursionError:
         raise ConfigError("the recipe is nested too deeply.") from None
     changed: list[str] = []
@@ -236,12 +236,6 @@ def run_model(domain: str, table: type[Settings], adapter: type | None = None) -
     )
     model.domain_class = adapter
     return model
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _copy(each) for key, each in value.items()}
-    return value
 
 
 def _paths(value: Any, prefix: tuple[str, ...] = ()) -> list[str]:

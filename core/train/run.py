@@ -24,7 +24,7 @@ from dipole.core.train.metrics import Metrics, check_trackers, crossed
 from dipole.core.train.model import build, save_kept, save_weights
 from dipole.core.train.run_folder import DEFAULT_RUNS, RunFolder
 from dipole.core.train.schedule import Schedules
-from dipole.core.train.signals import Interrupted, Interrupts, RunInterruptedError
+from dipole.core.train.signals import Interrupts, RunInterruptedError
 from dipole.core.train.update import Update
 from dipole.core.utils.errors import ConfigError, DataError, DipoleError, PairsError, TrainingError
 from dipole.core.utils.launched import first_message
@@ -235,8 +235,7 @@ class Run:
         except KeyboardInterrupt as error:
             message = f"interrupted after step {self.step}. Repeat the command to continue from the last checkpoint."
             self._end("interrupted", message)
-            signum = error.signum if isinstance(error, Interrupted) else signal.SIGINT
-            raise RunInterruptedError(message, signum) from None
+            raise RunInterruptedError(message, getattr(error, "signum", signal.SIGINT)) from None
         except Exception as error:
             if is_out_of_memory(error):
                 message = (
