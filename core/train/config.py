@@ -209,7 +209,7 @@ class TrainConfig(Settings):
         if self.best_by is not None and self.evaluate_every is None:
             problems.append("best_by chooses among the evaluations of a run. Set evaluate_every")
         if self.part == "test" and self.validation_share != type(self).model_fields["validation_share"].default:
-            problems.append("validation_share has no effect with evaluate_on 'test'. Use evaluate_every or 'validation'")
+            problems.append("validation_share has no effect with evaluate_on 'test' and no evaluate_every")
         if self.curves_on == "test" and (self.evaluate_on == "validation" or self.evaluate_every is None):
             problems.append("curves_on 'test' has an effect with evaluate_on 'test' and evaluate_every alone")
         if 0 < self.length < self.warmup:
