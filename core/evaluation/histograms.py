@@ -74,8 +74,11 @@ def pair_distances(embeddings: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]
         rows, columns = slice(top, top + TILE), slice(left, left + TILE)
         distance = ((1 - z[rows] @ z[columns].T) / 2).clamp_(0, 1)
         i, j = number[rows].unsqueeze(1).expand_as(distance), number[columns].expand_as(distance)
-        keep = i < j
-        yield distance[keep], i[keep], j[keep]
+        if top == left:
+            keep = i < j
+            yield distance[keep], i[keep], j[keep]
+        else:
+            yield distance.flatten(), i.flatten(), j.flatten()
 
 
 @register(
@@ -110,15 +113,15 @@ def distance_histogram(
         ([1, 0, 0, 2], [1, 0, 0, 0])
     """
     embeddings = as_matrix("embeddings", embeddings, rows=2)
-    if labels is None:
-        classes = torch.full((len(embeddings),), -1, device=embeddings.device)
-    else:
+    classes = None
+    if labels is not None:
         classes = as_classes("labels", labels, len(embeddings)).to(embeddings.device)
     counts = torch.zeros(3, bins, dtype=torch.long, device=embeddings.device)
     for distance, i, j in pair_distances(embeddings):
         place = (distance * bins).long().clamp_max_(bins - 1)
-        first, second = classes[i], classes[j]
-        place += bins * (1 + (first == second).long()) * ((first >= 0) & (second >= 0))
+        if classes is not None:
+            first, second = classes[i], classes[j]
+            place += bins * (1 + (first == second).long()) * ((first >= 0) & (second >= 0))
         counts += torch.bincount(place, minlength=3 * bins).view(3, bins)
     same, different = (None, None) if labels is None else (counts[2], counts[1])
     return Histogram(torch.linspace(0, 1, bins + 1), counts.sum(0), same, different)

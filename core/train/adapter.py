@@ -49,8 +49,8 @@ class Context(TypedDict):
         world_size: number of ranks. Default 1.
         validation: the share of the training data to set aside for validation. 0, the default, sets none aside. Only a
             domain that `validates` gets another value.
-        kept: the folder that `Adapter.keep` filled at the end of a run. Build the module from it alone, and read data
-            only on demand. None in training.
+        kept: the folder that `Adapter.keep` filled. Build the module from it alone, and read data only on demand. None
+            in training.
     """
 
     seed: Seeds
@@ -87,8 +87,7 @@ class Adapter(ABC):
 
     Attributes:
         domain: the recipe's `domain` and the name of its table, such as "vision".
-        config_model: the `Settings` subclass of that table. It decides which keys identify a run
-            (`Settings.determining`, `Settings.incidental`).
+        config_model: the `Settings` subclass of that table. It decides which keys identify a run.
         train_fields: the keys of [train] that have an effect. None means all. Setting another one is an error.
         precisions: the possible values of train.precision. None means all.
         validates: whether it can evaluate a validation part (`Context`).
@@ -96,8 +95,8 @@ class Adapter(ABC):
         objective_optional: whether `objective = "none"` is allowed (a control without contrast).
         export_formats: what `dipole export RUN --to FORMAT` can write.
         data_fields: the keys of its table with paths of data. `dipole eval RUN --set` may change them.
-        built_from_data: whether the module is only valid together with its data, as word embeddings are with the
-            vocabulary. A run then does not continue on changed data.
+        built_from_data: whether the module is only valid with its data, as word embeddings are with the vocabulary. A
+            run then does not continue on changed data.
         module: all trained networks, without the objective. The run saves its weights. Build it on the CPU: the
             trainer seeds the global generators with the `model` stream before the constructor runs and moves the module
             to `device` afterwards. Parameters with requires_grad=False (a momentum encoder) stay as they are.

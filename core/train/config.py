@@ -365,23 +365,15 @@ def _lines(values: Mapping[str, Any], prefix: tuple[str, ...], origins: Mapping[
 
 
 def _key(key: str) -> str:
-    if re.fullmatch(r"[A-Za-z0-9_-]+", key):
-        return key
-    return _string(key)
-
-
-def _string(text: str) -> str:
-    # JSON's escapes are TOML's, except that TOML also asks for DEL to be escaped and forbids surrogate pairs.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _value(key)
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
+    if isinstance(value, float):
         return repr(value)  # also nan and inf
-    if isinstance(value, str):
-        return _string(value)
+    if isinstance(value, bool | int | str):
+        # JSON's escapes are TOML's, except that TOML also asks for DEL to be escaped and forbids surrogate pairs.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_key(key)} = {_value(each)}" for key, each in value.items()) + "}"
     if isinstance(value, Sequence):

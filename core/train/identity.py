@@ -89,8 +89,7 @@ def _package(module_name: str) -> tuple[str, list[Path]]:
     prefixes = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
     name = next((each for each in prefixes if getattr(sys.modules.get(each), "__file__", None)), module_name)
     module = sys.modules.get(name)
-    folders = getattr(module, "__path__", None)
-    if folders:
+    if folders := getattr(module, "__path__", None):
         return name, [path for folder in folders for path in sorted(Path(folder).rglob("*.py"))]
     file = getattr(module, "__file__", None)
     return name, [Path(file)] if file else []
@@ -98,11 +97,10 @@ def _package(module_name: str) -> tuple[str, list[Path]]:
 
 def _hash_files(files: list[Path]) -> str:
     found = hashlib.sha256()
-    if files:
-        root = os.path.commonpath([path.parent for path in files])
-        for path in files:
-            content = path.read_bytes()
-            found.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode() + content)
+    root = os.path.commonpath([path.parent for path in files] or ["/"])
+    for path in files:
+        content = path.read_bytes()
+        found.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode() + content)
     return found.hexdigest()
 
 

@@ -154,10 +154,9 @@ def not_finite(outcome: Outcome, batch: GlobalPairs, objective: Composite, norm:
         what = f"the gradient norm is {float(norm):g} while the loss is finite ({shown}); it arises {source}"
     embeddings = list({id(x): x for pairs in batch.pairs for x in (pairs.anchors, pairs.candidates)}.values())
     rows = sum(int((~torch.isfinite(each)).any(1).sum()) for each in embeddings)
-    where = " The embeddings are finite."
-    if rows:
-        where = f" {rows} of {sum(map(len, embeddings))} embeddings are not finite: look at the encoder and the data."
-    return f"{what}.{where}"
+    if not rows:
+        return f"{what}. The embeddings are finite."
+    return f"{what}. {rows} of {sum(map(len, embeddings))} embeddings are not finite: look at the encoder and the data."
 
 
 def terms_with_bad_gradient(batch: GlobalPairs, objective: Composite) -> Iterator[str]:

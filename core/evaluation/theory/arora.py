@@ -74,8 +74,7 @@ def block_loss(points: Latent, loss: str = "hinge", b: int = 2, draws: int = 4, 
         found.append((each.whole, each.different, each.same))
     values = torch.tensor(found, dtype=torch.double)
     error = float(values[:, 0].std() / math.sqrt(draws)) if draws > 1 else math.nan
-    whole, different, same = values.mean(0).tolist()
-    return Unsupervised(whole, different, same, error)
+    return Unsupervised(*values.mean(0).tolist(), error)
 
 
 def _block_scores(points: Latent, b: int, generator: torch.Generator) -> Tensor:
