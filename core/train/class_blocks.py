@@ -131,7 +131,7 @@ def _of_batches(x: Tensor, y: Tensor, means: Tensor, shape: BlockShape, seed: in
     rows = np.concatenate([sampler.rows(epoch) for epoch in range(epochs)]).reshape(-1, sampler.size)[:BLOCKS]
     rows = np.resize(rows, (max(len(rows), together), sampler.size))
     term = Blocks(k=shape.k, loss=shape.loss)
-    of_margins = logistic if shape.loss == "logistic" else hinge
+    of_margins, joined = (logistic, torch.logsumexp) if shape.loss == "logistic" else (hinge, torch.amax)
     found = []
     for number in range(len(rows) // together):
         block = torch.from_numpy(rows[number * together : (number + 1) * together])
@@ -145,10 +145,5 @@ def _of_batches(x: Tensor, y: Tensor, means: Tensor, shape: BlockShape, seed: in
         earlier = (other.unsqueeze(2) == other.unsqueeze(1)).tril(-1).any(2)
         towards = torch.where(earlier, -torch.inf, towards)
         apart = (other != own.unsqueeze(1)).all(1)
-        found.append((of_margins(_joined(margins, shape)), of_margins(_joined(towards, shape))[apart]))
+        found.append((of_margins(joined(margins, 1)), of_margins(joined(towards, 1))[apart]))
     return found
-
-
-def _joined(against: Tensor, shape: BlockShape) -> Tensor:
-    """Reduce margins (A, k) with opposite sign to the argument (A,) of the loss."""
-    return torch.logsumexp(against, 1) if shape.loss == "logistic" else against.amax(1)

@@ -34,11 +34,9 @@ def pick_device(text: str) -> torch.device:
     if wants_cpu and text not in ("auto", "cpu"):
         raise ConfigError(f'device: {text!r} contradicts `accelerate launch --cpu`. Use device = "auto" or "cpu".')
     if text == "auto":
-        if torch.cuda.is_available() and not wants_cpu:
-            return torch.device("cuda")
-        if torch.backends.mps.is_available() and not wants_cpu:
-            return torch.device("mps")
-        return torch.device("cpu")
+        backends = {"cuda": torch.cuda, "mps": torch.backends.mps}
+        found = [name for name, backend in backends.items() if backend.is_available() and not wants_cpu]
+        return torch.device([*found, "cpu"][0])
     if not re.fullmatch(DEVICES, text):
         raise ConfigError(f"device: {text!r} is none. Allowed: auto, cpu, cuda, cuda:1, mps.")
     device = torch.device(text)

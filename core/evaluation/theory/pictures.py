@@ -38,6 +38,8 @@ def _save(figure: Figure, path: Path) -> None:
 
     # No date and no random ids: the same numbers give the same bytes.
     settings: Any = {"svg.hashsalt": "dipole", "svg.fonttype": "none"}
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
     metadata: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix, {})
     with disk_refusing(f"cannot write the picture {path}", ConfigError, "--picture"), mpl.rc_context(settings):
         figure.savefig(path, dpi=110, metadata=metadata)
@@ -90,8 +92,6 @@ def draw_figure_1(path: Path) -> None:
         axes.plot(RADII, best, color=MEASURED, linestyle=":", label="L_sup(f1)")
         axes.set(xlabel="r", ylabel="hinge loss", ylim=(-0.3, 8))
         axes.legend(fontsize=7, frameon=False, loc="upper left")
-        for each in (grid[0][column], grid[1][column]):
-            each.spines[["top", "right"]].set_visible(False)
     _save(figure, path)
 
 
@@ -103,15 +103,12 @@ def draw_report(report: Report, path: Path, title: str = "") -> None:
     _sides(left, report)
     _margins(middle, report)
     _gradient(right, report)
-    for axes in (left, middle, right):
-        axes.spines[["top", "right"]].set_visible(False)
     _save(figure, path)
 
 
 def _absent(axes: Axes, text: str) -> None:
     axes.text(0.5, 0.5, fill(text, 34), ha="center", va="center", fontsize=8, color=NEUTRAL, transform=axes.transAxes)
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(xticks=[], yticks=[])
 
 
 def _sides(axes: Axes, report: Report) -> None:
@@ -130,8 +127,7 @@ def _sides(axes: Axes, report: Report) -> None:
             axes.scatter([value], [row], color=colour, s=18 + 26 * place, zorder=10 - place)
     axes.set_yticks(range(len(shown)), [f"{each.theorem.name}, {each.case}" for each in shown], fontsize=7)
     axes.invert_yaxis()
-    # Some bounds are hundreds of times what they bound.
-    axes.set_xscale("symlog", linthresh=1)
+    axes.set_xscale("symlog", linthresh=1)  # some bounds are hundreds of times what they bound
     axes.set_xlim(left=-0.05)
     axes.set_xlabel("loss; blue is measured, orange bounds it (linear up to 1)")
 

@@ -291,9 +291,8 @@ def _margin(report: Report, points: Latent) -> None:
     sigma = report._add("sigma", arora.spread(points), "sub-Gaussian in every class: max ||f(x) - mu_c||")
     gamma = arora.margin(report.value("R"), sigma, c.epsilon, c.gamma_constant)
     report._add("gamma", gamma, f"margin of Lemma 5.1 at eps = {c.epsilon:g}")
-    free = {"epsilon": c.epsilon}
-    if c.gamma_constant is not None:
-        free["gamma_constant"] = c.gamma_constant
+    given = {"epsilon": c.epsilon, "gamma_constant": c.gamma_constant}
+    free = {name: value for name, value in given.items() if value is not None}
     left = ("L_un^!=", report.value("L_un^!= hinge"))
     right = ("gamma L_gamma,sup^mu + eps", arora.lemma_5_1(points, gamma, c.epsilon))
     report._hold("lemma_5_1", "hinge", left, right, **free)
