@@ -197,9 +197,7 @@ def sb3_agent(agent: PixelAgent) -> OffPolicyAlgorithm:
     stored = set(attributes(agent.algorithm).values()) - {"n_steps", "target_noise_clip"}  # SB3's TD3 has another noise
     keywords = {name: getattr(agent, name) for name in inspect.signature(base).parameters if name in stored}
     keywords |= {"buffer_size": agent.n_envs, "seed": agent.seed, "device": "cpu"}
-    made = base(
-        FORMS[agent.algorithm].policy, None, policy_kwargs=agent.policy_keywords(), _init_setup_model=False, **keywords
-    )
+    made = base(form.policy, None, policy_kwargs=agent.policy_keywords(), _init_setup_model=False, **keywords)
     made.observation_space, made.action_space = agent.observation_space, agent.action_space
     made.n_envs = agent.n_envs
     made._setup_model()

@@ -279,13 +279,14 @@ class FrameReplayBuffer(FrameSampler):
             state: what `counters` returned.
 
         Raises:
-            ValueError: the state is of another buffer.
+            ConfigError: the state is of another number of environments, or of a larger buffer.
+            ValueError: the state is damaged.
             TrainingError: memory is too small for it.
         """
         self.reset()
         head, tail, written = (np.asarray(state[name]) for name in ("_head", "_tail", "_written"))
         if not head.shape == tail.shape == written.shape == (self.n_envs,):
-            raise ValueError(f"the replay of {counted(len(head), 'environment')} does not fit {self.n_envs}")
+            raise ConfigError(f"the replay is of {counted(len(head), 'environment')}, got {self.n_envs}: give as many.")
         if (head - tail > self.buffer_size).any():
             raise ConfigError(f"the replay holds more transitions than buffer_size={self.buffer_size}: raise it.")
         if (tail < 0).any() or (tail > head).any():

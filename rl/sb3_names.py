@@ -11,12 +11,12 @@ from typing import Any
 
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.files import disk_refusing
+from dipole.rl.settings import ATTRIBUTES
 
 # SB3's name -> the setting that says the same.
-RENAMED = {"target_update_interval": "target_every", "policy_delay": "actor_every"}
+RENAMED = {new: old for stored in ATTRIBUTES.values() for old, new in stored.items()}
 _OTHERS = {
     "target_policy_noise": "noise_start, noise_end and noise_steps are the schedule of the noise",
-    "target_noise_clip": "it is the setting noise_clip",
     "monitor_wrapper": "environments are always monitored",
 }
 # policy_kwargs that are settings by the same name.

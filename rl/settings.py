@@ -200,7 +200,7 @@ class AgentTable(Settings):
 
     @model_validator(mode="after")
     def _of_one_algorithm(self) -> Self:
-        own = [name for name in _PRESETS if algorithm_of(name) == self.algorithm]
+        own = [name for name, values in _PRESETS.items() if values.get("algorithm", "sac") == self.algorithm]
         if self.preset not in own:
             raise ValueError(f"the preset {self.preset!r} is none of {self.algorithm!r}, whose are {', '.join(own)}.")
         for name, users in USERS.items():
@@ -243,17 +243,12 @@ class AgentSettings(AgentTable):
     precision: Literal["float32", "bf16"] = "float32"
 
 
-def algorithm_of(preset: str) -> AlgorithmName:
-    found: AlgorithmName = _PRESETS[preset].get("algorithm", "sac")
-    return found
-
-
 def augmentation(preset: str) -> str:
     """Return the augmentation of a preset, which is no setting of the networks."""
     return str(_PRESETS[preset].get("augmentation", "crop"))
 
 
-PRESETS = {name: AgentSettings(preset=name, algorithm=algorithm_of(name)) for name in get_args(Preset)}
+PRESETS = {name: AgentSettings.model_validate({"preset": name}) for name in get_args(Preset)}
 NAMES = tuple(AgentSettings.model_fields)
 
 # Settings that SB3 stores under another name.

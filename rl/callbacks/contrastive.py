@@ -131,9 +131,7 @@ class ContrastiveCallback(BaseCallback):
         self._learned: Learned
 
     def _init_callback(self) -> None:
-        self._stepped, self._events = False, None
-        if self._parents:
-            self._events = 0
+        self._stepped, self._events = False, 0 if self._parents else None
         if self.contrast is not None:
             if self.model is not self._owner:
                 raise ConfigError(
@@ -241,7 +239,7 @@ class ContrastiveCallback(BaseCallback):
     def _on_rollout_start(self) -> None:
         # The steps of an on-policy agent, whose own update on the last rollout is done.
         if self._rollout is not None:
-            self._learn(self._collected)
+            self._learn()
             self._rollout = None
 
     def _on_training_end(self) -> None:
@@ -265,40 +263,33 @@ class ContrastiveCallback(BaseCallback):
         if getattr(model, "replay_buffer", None) is None:  # its buffer is emptied before the next rollout begins
             self._rollout = distinct(model.rollout_buffer.observations, model.observation_space)
         elif self._agent_learns():
-            self._learn(self._replayed)
+            self._learn()
 
-    def _learn(self, draw: Callable[[], Seen | None]) -> None:
+    def _learn(self) -> None:
         updates, rollouts = self.updates, rollouts_left(self.model)
         if self._events is not None:
             updates, rollouts, self._events = updates * self._events, None, 0
         for number in range(updates):
             self._left = None if rollouts is None else updates * (rollouts + 1) - number - 1
-            seen = draw()
+            seen = self._drawn()
             self._few = seen is None
             if seen is not None:
                 with in_mode(True, self.encoder, self.keys):
                     self.logger.record("train/contrast_loss", self._step(seen))
                 self._stepped = True
 
-    def _replayed(self) -> Seen | None:
-        """Return a batch of the replay buffer as the agent sees it, or None while there are fewer than two."""
+    def _drawn(self) -> Seen | None:
+        """Return different observations of the rollout, or a batch of the replay. None if there are fewer than two."""
         model: Any = self.model
+        if self._rollout is not None:
+            rows = np.random.permutation(len(next(iter(self._rollout.values()))))[: self.batch_size]
+            seen = {key: to_device(torch.from_numpy(each[rows]), model.device) for key, each in self._rollout.items()}
+            return seen.get("", seen) if len(rows) > 1 else None
         replay = model.replay_buffer
         count = min(self.batch_size, replay.size() * model.n_envs)
         if count < 2 or not np.any(getattr(replay, "ep_length", True)):  # HER draws from complete episodes alone
             return None
-        seen: Seen = replay.sample(count, env=model._vec_normalize_env).observations
-        return seen
-
-    def _collected(self) -> Seen | None:
-        """Return different observations of the last rollout, or None if there are fewer than two."""
-        assert self._rollout is not None
-        count = len(next(iter(self._rollout.values())))
-        if count < 2:
-            return None
-        rows = np.random.permutation(count)[: self.batch_size]
-        taken = {key: to_device(torch.from_numpy(each[rows]), self.model.device) for key, each in self._rollout.items()}
-        return taken.get("", taken)
+        return replay.sample(count, env=model._vec_normalize_env).observations  # type: ignore[no-any-return]
 
     def _augmented(self, seen: Seen) -> Seen:
         if isinstance(seen, Tensor):

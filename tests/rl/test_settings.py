@@ -10,6 +10,7 @@ import torch
 from stable_baselines3 import SAC
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
+from stable_baselines3.common.vec_env import DummyVecEnv
 from torch import nn
 
 from dipole.core.train.recipe import load_recipe, resolve
@@ -162,6 +163,7 @@ def test_settings_given_to_load_are_used_under_both_names(saved):
     assert [same(twins[0], each) for each in twins[1:]] == [True, False]
     refused(ConfigError, "more transitions than buffer_size=5", resume, saved["sac"][1], DotEnv(), buffer_size=5)
     refused(ConfigError, "an environment is needed, got None", resume, saved["sac"][1], None)
+    refused(ConfigError, "of 1 environment, got 2: give as", resume, saved["sac"][1], DummyVecEnv([DotEnv] * 2))
     refused(CheckpointError, "newest one in it is .*agent-000000014", resume, saved["sac"][1].parent, DotEnv())
     agent = ContrastiveSAC.load(saved["sac"][0], env=DotEnv(), device="cpu", storage="disk", seed=5)
     refused(RuntimeError, "has a contrastive objective, .*load it with dipole.rl.Contr", SAC.load, saved["sac"][0])
