@@ -289,7 +289,7 @@ class ContrastiveCallback(BaseCallback):
         count = min(self.batch_size, replay.size() * model.n_envs)
         if count < 2 or not np.any(getattr(replay, "ep_length", True)):  # HER draws from complete episodes alone
             return None
-        return replay.sample(count, env=model._vec_normalize_env).observations  # type: ignore[no-any-return]
+        return replay.sample(count, env=model._vec_normalize_env).observations
 
     def _augmented(self, seen: Seen) -> Seen:
         if isinstance(seen, Tensor):
