@@ -62,7 +62,7 @@ def evaluate(
         if seed is not None:  # or SB3 draws one from a generator of training
             env.seed(seed)
         return _together(agent, env, episodes, frames, deterministic)
-    see, env = seeing(agent, env.observation_space), guarded(env)
+    see, env = seeing(agent, env), guarded(env)
     returns: list[float] = []
     begun = in_a_row = 0
     while len(returns) < episodes:
@@ -99,7 +99,7 @@ def _together(
 ) -> list[float]:
     """Return the returns of episodes in all environments of a VecEnv, as SB3's `evaluate_policy` plays them."""
     of_training, own = agent.get_vec_normalize_env(), unwrap_vec_normalize(env)
-    see = seeing(agent, env.observation_space, is_normalized=own is not None)
+    see = seeing(agent, env, is_normalized=own is not None)
     player: Any = SimpleNamespace(predict=lambda seen, **settings: agent.predict(see(seen), **settings))
     before = {}
     if own is not None:
@@ -122,15 +122,17 @@ def _together(
     return [float(each) for each in found[0]]
 
 
-def seeing(agent: BaseAlgorithm, space: Any, is_normalized: bool = False) -> Callable[[Any], Any]:
+def seeing(agent: BaseAlgorithm, env: Any, is_normalized: bool = False) -> Callable[[Any], Any]:
     """Return a function that gives the agent's part of an observation, as the agent's VecNormalize normalises it.
 
-    Observations that are normalised already stay. Raise ConfigError if there is no such part.
+    Observations that are normalised already stay. Raise ConfigError if there is no such part, or for other actions.
     """
-    seen, normalizer = agent.observation_space, agent.get_vec_normalize_env()
+    space, seen, normalizer = env.observation_space, agent.observation_space, agent.get_vec_normalize_env()
     select = _selecting(seen, transposed(space)) or _selecting(seen, space)
     if select is None:
         raise ConfigError(f"the agent was made for observations {seen}, but this environment has {space}.")
+    if env.action_space.shape != agent.action_space.shape:
+        raise ConfigError(f"the agent was made for actions {agent.action_space}, and this has {env.action_space}.")
     if normalizer is None or is_normalized:
         return select
     if normalizer.norm_obs_keys is None:
@@ -192,7 +194,7 @@ def evaluate_each(
 def _side_by_side(
     agent: BaseAlgorithm, env: WorkerVecEnv, episodes: int, seed: int, observations: list[Any] | None
 ) -> list[float]:
-    see, left = seeing(agent, env.observation_space), iter(range(episodes))
+    see, left = seeing(agent, env), iter(range(episodes))
     playing: dict[int, tuple[int, int]] = {}  # environment -> episode, attempt
     shown: dict[int, Any] = {}
     totals: dict[int, float] = {}

@@ -153,6 +153,7 @@ NESTED = spaces.Dict({"a": spaces.Dict({"b": BOX(-1, 1, (3,))})})
     (lambda: tiny(Altered("steps")).learn(STEPS), ConfigError, r"\['environment_steps'\] must be an integer >= 0"),
     (lambda: tiny(batch_size=10**9), OptionError, "a batch of images of 1000000000 x 9 x 28 x 28 takes .* GB"),
     (lambda: tiny(Altered("reset raises")).learn(1), TrainingError, "no world.*reset of .* Altered cannot be used"),
+    (lambda: evaluate(tiny(), make_env("dot-discrete"), 1), ConfigError, r"for actions Box\(.*has Discrete\(5\)"),
     (lambda: evaluate(tiny(), BLIND, 1, frames=[]), ConfigError, "render of .* Altered returned None.*'rgb_array'"),
     (lambda: of_action(BOX(-1, 1, (0,))), ConfigError, BOUNDS),
     (lambda: of_action(BOX(-np.inf, np.inf, (2,))), ConfigError, BOUNDS),
