@@ -15,7 +15,7 @@ import numpy as np
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.files import atomic_file, remove_scratch, replacing, scratch
 from dipole.core.utils.rows import A_ROW_EACH, Located, located_rows, require_columns, texts_in
-from dipole.core.utils.text import counted, warn
+from dipole.core.utils.text import counted, shortened, warn
 from dipole.text.cache import Told, hash_of, load_or_build, quiet, read_index, write_index
 from dipole.text.splitting import READER
 
@@ -391,7 +391,7 @@ def _usual(row: dict[str, Any], where: str) -> tuple[str, ...]:
     triples = [(anchor, positive, NEGATIVES.get(positive, ("negative",))[0]) for anchor, positive in USUAL]
     known = ", ".join("/".join(names) for names in triples)
     raise DataError(
-        f"{where}: no usual names among the columns {', '.join(str(name)[:60] for name in row)}; known are {known}. "
+        f"{where}: no usual names among the columns {shortened(', '.join(map(str, row)))}; known are {known}. "
         f"Set text.columns = [anchor, positive, negatives ...]. Add a line of names to a CSV file without one."
     )
 

@@ -4,6 +4,7 @@ from dipole.core.train.data_sets import Built, DataSet
 from dipole.core.utils.download import RemoteFile
 
 CIFAR = "https://www.cs.toronto.edu/~kriz"
+STL = "https://ai.stanford.edu/~acoates/stl10"
 
 
 def _cifar(classes: int, size: int, checksum: str, inner: str) -> DataSet:
@@ -25,13 +26,7 @@ SETS: dict[str, DataSet | Built] = {
         "113,000 images of 96 x 96 pixels, 13,000 of them in 10 classes (Coates et al. 2011)",
         "none is stated; images from ImageNet, for research",
         "https://cs.stanford.edu/~acoates/stl10/",
-        (
-            RemoteFile(
-                "https://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz",
-                2_640_397_119,
-                "md5:91f7769df0f17e558f3565bffb0c7dfb",
-            ),
-        ),
+        (RemoteFile(f"{STL}/stl10_binary.tar.gz", 2_640_397_119, "md5:91f7769df0f17e558f3565bffb0c7dfb"),),
         "dipole.vision.prepare:stl10",
         "vision.data.source={folder}/stl10_binary",
     ),

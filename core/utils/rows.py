@@ -19,7 +19,7 @@ from dipole.core.utils.cache import content_of
 from dipole.core.utils.download import without_retry_messages
 from dipole.core.utils.errors import DataError, nearest
 from dipole.core.utils.extras import needing
-from dipole.core.utils.text import counted, warn
+from dipole.core.utils.text import counted, shortened, warn
 
 JSON, CSV, PARQUET = (".jsonl", ".json", ".ndjson"), (".csv", ".tsv"), (".parquet",)
 ROWS = (*JSON, *CSV, *PARQUET)
@@ -146,7 +146,8 @@ def require_columns(row: Any, names: Sequence[str], where: str, setting: str = "
     missing = next((name for name in names if name not in row), None)
     if missing is not None:
         has = list(map(str, row))
-        raise DataError(f"{where}: no column {missing!r}; it has {', '.join(has)}.{nearest(missing, has)}{setting}")
+        shown = shortened(", ".join(has))
+        raise DataError(f"{where}: no column {missing!r}; it has {shown}.{nearest(missing, has)}{setting}")
 
 
 A_ROW_EACH = "Write one row on each line (pandas: to_json(FILE, orient='records', lines=True))."

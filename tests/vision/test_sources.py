@@ -472,3 +472,13 @@ def test_tiny_imagenet_and_tables_that_are_not_read(tmp_path):
         (loose / place).unlink()
     (tmp_path / "coco.json").write_text('{"info": {}, "images": [], "annotations": [], "categories": []}')
     refused(DataError, "annotation file of COCO is not read. Give the folder", opened, tmp_path / "coco.json")
+
+
+def test_tables_of_pixels_are_refused_in_a_few_words(tmp_path):
+    wide = pandas.DataFrame({"label": [1], **{f"pixel{i}": [0] for i in range(784)}})
+    wide.to_csv(tmp_path / "mnist.csv", index=False)
+    wide.to_parquet(tmp_path / "mnist.parquet")
+    (tmp_path / "fer.csv").write_text(f"emotion,pixels\n0,{'70 ' * 2304}\n")
+    refused(DataError, "it has label, .{200,300}pixel783. .*Save pixels in columns as", opened, tmp_path / "mnist.csv")
+    refused(DataError, "its columns are label, .{200,300}pixel783", opened, tmp_path / "mnist.parquet")
+    refused(DataError, "holds '70 70 .*pixels as an .npz", opened, tmp_path / "fer.csv", image_column="pixels")

@@ -9,7 +9,7 @@ from torch import Tensor
 from dipole.core.train.data_sets import how_to_get
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.rows import as_stored, is_saved, loaded, require_columns
-from dipole.core.utils.text import warn
+from dipole.core.utils.text import shortened, warn
 from dipole.vision.decoding import file_bytes
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import HUB, LFS, Classes, Decoding, Known, Source, by_split, register_source
@@ -129,7 +129,7 @@ def image_column(name: str, features: Mapping[str, Any], wanted: str | None) -> 
         problems = [_no_images(key, features[key]) for key in named]
         problems += [_no_images(key, feature) for key, feature in features.items() if _is_list(feature)]
         raise DataError(
-            f"{name} has no image column; its columns are {', '.join(features)}. "
+            f"{name} has no image column; its columns are {shortened(', '.join(features))}. "
             f"{next(iter(problems), f'Set {SETTING}.')}"
         )
     chosen = next((key for key in named if key in found), found[0])

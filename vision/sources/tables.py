@@ -30,7 +30,7 @@ READER = Asker("vision", "vision.data.train_split")
 FILES = (*IMAGES, NAME, "filename", "file", "path")
 """Names of columns of image files, in order of preference."""
 LONGEST_NAME = 255  # characters of a part of a path; longer text is an image in base64
-ADDRESS = re.compile(r"data:|[a-zA-Z][a-zA-Z0-9+.-]+://")
+NO_PATH = re.compile(r"data:|[a-zA-Z][a-zA-Z0-9+.-]+://|(\d+[ ,]+){9}")  # addresses and pixels
 Stored = Path | bytes | None
 """The image of a cell: its file, its bytes, or None if it is missing."""
 
@@ -51,7 +51,7 @@ def table_of_files(source: str, options: Decoding, wanted: Classes) -> Source:
             column = options.image_column or next((lower[name] for name in FILES if name in lower), FILES[0])
             if "images" in lower and "annotations" in lower:
                 raise DataError(f"{where}: an annotation file of COCO is not read. Give the folder of its images.")
-            require_columns(row, [column], where, f" Set {SETTING}.")
+            require_columns(row, [column], where, f" Set {SETTING}. Save pixels in columns as an .npz.")
             images.append(image_in(row[column], column, where, path.parent))
             rows.append(row)
         items = [f"{path.stem}[{number}]" for number in range(len(rows))]
@@ -87,10 +87,10 @@ def image_in(cell: Any, name: str, where: str, folder: Path) -> Stored:
     text = cell.strip()
     if not text:
         return None
-    if ADDRESS.match(text) or max(map(len, Path(text).parts)) > LONGEST_NAME:
+    if NO_PATH.match(text) or max(map(len, Path(text).parts)) > LONGEST_NAME:
         raise DataError(
             f"{where}: column {name!r} holds {text[:40]!r}, expected the path of an image. Fetch or decode the images "
-            "first (base64.b64decode), and give their paths, or their bytes in a parquet file."
+            "first (base64.b64decode), and give their paths, or their bytes in a parquet file, or pixels as an .npz."
         )
     path = Path(text)
     with suppress(RuntimeError):  # no such user
