@@ -77,6 +77,8 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
 
     "a.b=" gives UNSET, which removes the recipe's value.
     """
+    if not isinstance(text, str):
+        raise ConfigError(f'each of overrides is a text such as "train.steps=5", got {shortened(repr(text))}.')
     path, equals, value = text.partition("=")
     if len(path) > 1000 or path.count(".") > DEEPEST:
         raise ConfigError(f"--set {shortened(text)!r}: no setting has such a name.")

@@ -80,6 +80,8 @@ def train(
         raise ConfigError(f"resume must be 'auto', 'never' or the Path of a checkpoint (no text), got {resume!r}.")
     if not isinstance(config, RunConfig):
         raise ConfigError(f"config must be a configuration, load_recipe(...).config, got a {type(config).__name__}.")
+    if not isinstance(runs, str | Path):
+        raise ConfigError(f"runs must be the folder of all runs, got {runs!r}.")
     trackers = check_trackers(log)
     folder = RunFolder(Path(runs) / config.hash)
     record = None if overwrite else folder.read_record()
