@@ -5,7 +5,7 @@ import shutil
 import textwrap
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 _CONTROL = re.compile(
     "[\\x00-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u206f\\ud800-\\udfff\\ufff9-\\ufffb\\U000e0000-\\U000e007f]"
@@ -40,52 +40,45 @@ def text_table(rows: Sequence[Sequence[str]], words: Collection[int] = (0,), wid
     Left columns and names of columns are wrapped until the table fits the width (0: screen). If numbers alone are too
     wide, the table is cut into blocks of columns below each other, which repeat the first column.
     """
-    rows = [[printable(cell, keep="") for cell in row] for row in rows]
+    columns = list(zip(*([printable(cell, keep="") for cell in row] for row in rows), strict=True))
     width = width or screen_width()
+    natural = [max(map(len, cells)) for cells in columns]
+    least = [min(natural[i], _least(cells, i in words)) for i, cells in enumerate(columns)]
     blocks: list[list[int]] = [[0]]
-    for column in range(1, len(rows[0])):
-        if len(blocks[-1]) > 1 and sum(_least(rows, [*blocks[-1], column], words)) > width:
+    for column in range(1, len(columns)):
+        if len(blocks[-1]) > 1 and sum(least[i] + 2 for i in (*blocks[-1], column)) - 2 > width:
             blocks.append([0])
         blocks[-1].append(column)
-    return "\n\n".join("\n".join(_aligned(rows, block, words, width)) for block in blocks)
+    tables = []
+    for block in blocks:
+        room = {i: natural[i] for i in block}
+        while sum(room.values()) + 2 * len(block) - 2 > width and any(room[i] > least[i] for i in block):
+            room[max((i for i in block if room[i] > least[i]), key=room.__getitem__)] -= 1
+        tables.append("\n".join(_lines([columns[i] for i in block], list(room.values()), [i in words for i in block])))
+    return "\n\n".join(tables)
 
 
 _NARROW, _WORD = 12, 36
 """A column of text is not wrapped to less, nor to less than its longest word up to `_WORD`."""
 
 
-def _widths(rows: Sequence[Sequence[str]], columns: Sequence[int]) -> list[int]:
-    """Return the width of each column with the gap of two before the next."""
-    return [2 * (column != columns[-1]) + max(len(row[column]) for row in rows) for column in columns]
+def _least(cells: Sequence[str], is_left: bool) -> int:
+    """Return the least width of a column. Of a column of numbers only the name is wrapped."""
+    wrapped = cells if is_left else cells[:1]
+    longest = max((len(word) for cell in wrapped for word in cell.split()), default=0)
+    return max(_NARROW, min(longest, _WORD), *map(len, cells[len(wrapped) :]))
 
 
-def _least(rows: Sequence[Sequence[str]], columns: Sequence[int], words: Collection[int]) -> list[int]:
-    least = _widths(rows, columns)
-    for place, column in enumerate(columns):
-        wrapped = rows if column in words else rows[:1]
-        longest = max((len(word) for row in wrapped for word in row[column].split()), default=0)
-        longest = max(_NARROW, min(longest, _WORD), *(len(row[column]) for row in rows[len(wrapped) :]))
-        least[place] = min(least[place], 2 + longest)
-    return least
-
-
-def _aligned(
-    rows: Sequence[Sequence[str]], columns: Sequence[int], words: Collection[int], width: int
-) -> Iterator[str]:
-    """Yield the lines of some columns of a table."""
-    widths, least = _widths(rows, columns), _least(rows, columns, words)
-    while sum(widths) > width and widths != least:
-        widest = max((i for i in range(len(widths)) if widths[i] > least[i]), key=widths.__getitem__)
-        widths[widest] -= 1
-    room = [each - 2 for each in widths[:-1]] + widths[-1:]
-    for row in rows:
-        cells = [folded(row[column], max(1, most)) for column, most in zip(columns, room, strict=True)]
-        for line in range(max(map(len, cells))):
-            parts = []
-            for column, cell, most in zip(columns, cells, room, strict=True):
-                part = "".join(cell[line : line + 1])
-                parts.append(part.ljust(most) if column in words else part.rjust(most))
-            yield "  ".join(parts).rstrip()
+def _lines(columns: Sequence[Sequence[str]], room: Sequence[int], is_left: Sequence[bool]) -> Iterator[str]:
+    """Yield the lines of a table, whose columns have these widths."""
+    for row in zip(*columns, strict=True):
+        cells = [folded(cell, max(1, most)) for cell, most in zip(row, room, strict=True)]
+        for parts in zip_longest(*cells, fillvalue=""):
+            aligned = (
+                part.ljust(most) if left else part.rjust(most)
+                for part, most, left in zip(parts, room, is_left, strict=True)
+            )
+            yield "  ".join(aligned).rstrip()
 
 
 def definitions(entries: Iterable[Sequence[str]], indent: str = "", width: int = 0) -> str:
@@ -102,10 +95,8 @@ def definitions(entries: Iterable[Sequence[str]], indent: str = "", width: int =
         text = [line for each in paragraphs if each for line in folded(each, width - column)] or [""]
         if len(name) + 2 > column:
             lines += folded(name, width)
-        else:
-            text[0] = name.ljust(column) + text[0]
-        first = len(name) + 2 <= column
-        lines += text[:first] + [" " * column + line for line in text[first:]]
+            name = ""
+        lines += [f"{head:<{column}}{line}" for head, line in zip_longest([name], text, fillvalue="")]
     return "\n".join(f"{indent}{line}".rstrip() for line in lines)
 
 
