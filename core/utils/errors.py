@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
 
+from dipole.core.utils.text import shortened
+
 __all__ = [
     "CheckpointError",
     "ConfigError",
@@ -31,11 +33,7 @@ class DipoleError(Exception):
     exit_code = 1
 
     def __str__(self) -> str:
-        text = super().__str__()
-        if len(text) <= LONGEST:
-            return text
-        first, last = LONGEST - 500, 400
-        return f"{text[:first]} ... ({len(text) - first - last} characters more) ... {text[-last:]}"
+        return shortened(super().__str__(), LONGEST)
 
 
 class SpecError(DipoleError, ValueError):

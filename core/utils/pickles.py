@@ -7,7 +7,6 @@ program to do so. `python -m dipole.core.utils.pickles pytorch_model.bin` writes
 import argparse
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +49,8 @@ def read_pickle(path: Path) -> Any:
 
 def refusal(folder: Path, deep: bool = False) -> str:
     """Return why pickled weights of a folder, and of its subfolders if `deep`, are refused, or ""."""
-    found = next(_alone(folder, deep), None)
+    files = [path for kind in _WEIGHTS for path in sorted(folder.rglob(kind) if deep else folder.glob(kind))]
+    found = next((path for path in files if not _twin(path).is_file()), None)
     if found is None or allowed():
         return ""
     fix = "If"
@@ -60,11 +60,6 @@ def refusal(folder: Path, deep: bool = False) -> str:
         f"its weights {found.relative_to(folder)} are a pickle, which is not read unasked. {fix} it comes from who "
         f"you trust, set {SWITCH}=restricted in the environment: PyTorch's restricted reader reads it then"
     )
-
-
-def _alone(folder: Path, deep: bool) -> Iterator[Path]:
-    look = folder.rglob if deep else folder.glob
-    return (path for kind in _WEIGHTS for path in sorted(look(kind)) if not _twin(path).is_file())
 
 
 def _twin(path: Path) -> Path:
