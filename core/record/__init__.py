@@ -190,11 +190,10 @@ def read_part(path: Path, model: type[Model]) -> Model:
     """Read a JSON file of a run. Raise RecordError, with its path first, if it does not follow `SCHEMA_VERSION`."""
     try:
         text = read_text(path)
-    except ReceivedError as error:
-        raise RecordError(str(error)) from error
-    try:
         found = model.model_validate_json(text)
         parse_json(text)  # pydantic accepts duplicate names, and NaN under Any
+    except ReceivedError as error:
+        raise RecordError(str(error)) from error
     except ValidationError as error:
         raise RecordError(f"{str(path)[:300]} {schema_problem(error, SCHEMA_VERSION)}") from error
     except ValueError as error:
@@ -240,11 +239,9 @@ def library_versions() -> dict[str, str]:
     """Return the versions of dipole, Python and the libraries that may affect a result."""
     found = {"dipole": __version__, "python": platform.python_version()}
     for name in LIBRARIES:
-        try:
+        with suppress(PackageNotFoundError):
             # A loaded library names its build (2.13.0+cu130), its package metadata may not.
             found[name] = str(getattr(sys.modules.get(name), "__version__", "") or _installed_version(name))
-        except PackageNotFoundError:
-            continue
     return found
 
 
@@ -366,10 +363,8 @@ def run_line(folder: Path) -> RunLine:
 
 def last_step(folder: Path) -> int:
     """Return the step of the last complete line of metrics.jsonl, or 0."""
-    try:
+    with suppress(ReceivedError, ValueError, LookupError, TypeError):
         step = parse_json(read_end(folder / METRICS, LAST_LINE).split(b"\n")[-2])["step"]
-    except (ReceivedError, ValueError, LookupError, TypeError):
-        return 0
-    if isinstance(step, int):
-        return step
+        if isinstance(step, int):
+            return step
     return 0

@@ -71,10 +71,9 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launched:
         sources.insert(0, _SLURM)
     if "RANK" in environment and "MASTER_ADDR" in environment:
         sources.insert(0, _TORCH)
-    sizes = [_number(environment, source[1], 1) for source in sources]
-    if max(sizes) < 2:
+    source = next((each for each in sources if _number(environment, each[1], 1) > 1), None)
+    if source is None:
         return Launched()
-    source = next(source for source, size in zip(sources, sizes, strict=True) if size > 1)
     rank, size, local_rank, local_size = map(_number, [environment] * 4, source, (0, 1, 0, 1))
     if not 0 <= rank < size:
         raise ConfigError(f"the launcher calls this process number {rank} of {size}: that cannot be.")

@@ -3,6 +3,7 @@
 import os
 import platform
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -33,12 +34,10 @@ def processor_facts() -> dict[str, str]:
 
 def peak_memory() -> int:
     """Return the largest resident memory of this process so far, in bytes."""
-    try:
+    with suppress(OSError, StopIteration):
         lines = Path("/proc/self/status").read_text().splitlines()
         # On Linux, getrusage includes the memory of the parent process.
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
-    except (OSError, StopIteration):
-        pass
     try:
         import resource
     except ImportError:  # Windows

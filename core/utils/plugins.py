@@ -8,6 +8,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import Distribution, EntryPoint, entry_points
@@ -69,10 +70,8 @@ def _installed() -> tuple[tuple[str, int], ...]:
     """Return the search path with modification times, which change when a package is installed or removed."""
     found = []
     for place in sys.path:
-        try:
+        with suppress(OSError):
             found.append((place, os.stat(place or ".").st_mtime_ns))
-        except OSError:
-            found.append((place, 0))
     return tuple(found)
 
 
