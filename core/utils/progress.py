@@ -84,19 +84,11 @@ class Progress:
         self._shown = time.monotonic()
         if self._quiet or not can_draw(sys.stderr):
             return
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
 
-        bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[text]}"),
-            console=console(stderr=True),
-            refresh_per_second=4,
-        )
+        columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        bar = Bar(*columns, "{task.fields[text]}", console=console(stderr=True), refresh_per_second=4)
         bar.start()
         self._task = bar.add_task(printable(title), total=total or None, completed=step, text="")
         self._bar = bar
