@@ -90,11 +90,9 @@ def plain_warnings() -> Iterator[None]:
     """Show warnings for the user as "warning: ...", without the line of the source that gives them."""
     usual = warnings.formatwarning
 
-    def shown(
-        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
-    ) -> str:
+    def shown(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> str:
         if category is not UserWarning:
-            return usual(message, category, filename, lineno, line)
+            return usual(message, category, *place, **line)
         return f"{_shown(f'warning: {message}', sys.stderr)}\n"
 
     warnings.formatwarning = shown

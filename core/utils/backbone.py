@@ -16,7 +16,7 @@ from dipole.core.utils.download import without_retry_messages
 from dipole.core.utils.errors import ConfigError, causes
 from dipole.core.utils.extras import install_line
 from dipole.core.utils.freezing import in_mode
-from dipole.core.utils.pickles import UNASKED, refusal, safetensors_only
+from dipole.core.utils.pickles import UNASKED, allowed, refusal
 from dipole.core.utils.text import are, counted
 
 Weights = Literal["pretrained", "random"]
@@ -134,8 +134,7 @@ def read_config(source: NetworkSource, takes: str) -> Any:
     with _as_config_error(source), without_transformers_output():
         config = AutoConfig.from_pretrained(str(path or source.text), trust_remote_code=False, **_revision(source))
     part = {"pixel_values": "vision_config", "input_ids": "text_config"}[takes]
-    if hasattr(config, part):
-        config = getattr(config, part)
+    config = getattr(config, part, config)
     model: Any = MODEL_MAPPING.get(type(config), None)
     first = "nothing that AutoModel knows"
     if model is not None:
@@ -173,7 +172,7 @@ def load(source: NetworkSource, takes: str, edit: Callable[[Any], None] | None =
             dtype=torch.float32,
             output_loading_info=True,
             trust_remote_code=False,
-            use_safetensors=safetensors_only(),
+            use_safetensors=None if allowed() else True,
             **_revision(source),
         )
     for parameter in model.parameters():

@@ -73,13 +73,6 @@ is_file, is_folder = os.path.isfile, os.path.isdir
 """Unlike those of `Path`, they return False for an impossible name."""
 
 
-def instead_of_folder(path: Path) -> str:
-    """Return "" for a folder, and otherwise the problem, such as "it is a file"."""
-    if is_folder(path):
-        return ""
-    return ("no such folder", "it is a file")[is_file(path)]
-
-
 def instead_of_file(path: Path) -> str:
     """Return what is in the place of a file, such as "a folder", or "" for a file or for nothing."""
     if is_folder(path):

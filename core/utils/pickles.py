@@ -35,11 +35,6 @@ def allowed() -> bool:
     return value == "restricted"
 
 
-def safetensors_only() -> bool | None:
-    """Return the value of transformers' `use_safetensors`."""
-    return None if allowed() else True
-
-
 def read_pickle(path: Path) -> Any:
     """Read a file of `torch.save`, with tensors on the CPU. Check `allowed` first."""
     import torch

@@ -8,6 +8,7 @@ from typing import Any
 
 from dipole.core.cli import Runner
 from dipole.core.cli.commands.list import KINDS, list_kind
+from dipole.core.utils.extras import needing
 
 SHELLS = ("bash", "zsh", "tcsh")
 # How an argument is completed, by its metavar or by command and metavar: kinds of `dipole list`, or words.
@@ -42,7 +43,6 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 def run(arguments: argparse.Namespace) -> int:
     from dipole.core.cli.app import whole_parser
-    from dipole.core.utils.extras import needing
 
     with needing("completion", "dipole completion"):
         import shtab

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dipole.core.cli import Runner
 from dipole.core.cli.output import stdout_to_stderr, write
 from dipole.core.cli.parser import add_runs, to_path
+from dipole.core.utils.errors import ConfigError, OptionError
 
 if TYPE_CHECKING:
     from dipole.core.train.inference import Embedder
@@ -41,7 +42,6 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 def run(arguments: argparse.Namespace) -> int:
     from dipole.core.train.inference import embed, writer_of
-    from dipole.core.utils.errors import OptionError
 
     writer_of(arguments.out)  # before the model is loaded
     with stdout_to_stderr(arguments.json):
@@ -82,7 +82,6 @@ def _open(name: str, runs: Path, device: str | None, features: str | None) -> "E
 
     from dipole.core.train.domains import domains
     from dipole.core.train.launch import pick_device
-    from dipole.core.utils.errors import ConfigError
 
     place = pick_device(device or "auto")
     for domain in domains().values():

@@ -6,6 +6,8 @@ import json
 from dipole.core.cli import Runner
 from dipole.core.cli.output import stdout_to_stderr, write
 from dipole.core.cli.parser import add_runs
+from dipole.core.utils.received import read_text
+from dipole.core.utils.text import number, printable, text_table
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
@@ -27,8 +29,6 @@ def run(arguments: argparse.Namespace) -> int:
     before = folder.read_record()
 
     from dipole.core.train.model import evaluate_run
-    from dipole.core.utils.received import read_text
-    from dipole.core.utils.text import number, printable, text_table
 
     with stdout_to_stderr(arguments.json):
         record, found = evaluate_run(folder, arguments.device, arguments.settings)

@@ -9,6 +9,8 @@ from pathlib import Path
 from dipole.core.cli import Runner
 from dipole.core.cli.output import json_answer, write
 from dipole.core.cli.parser import add_runs, to_path
+from dipole.core.utils.errors import ConfigError, nearest
+from dipole.core.utils.files import disk_refusing, is_scratch, remove_scratch, scratch
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
@@ -29,8 +31,6 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 def run(arguments: argparse.Namespace) -> int:
     from dipole.core.train.domains import adapter_class
     from dipole.core.train.run_folder import find_run
-    from dipole.core.utils.errors import ConfigError, nearest
-    from dipole.core.utils.files import disk_refusing, is_scratch
 
     folder = find_run(arguments.run, arguments.runs)
     domain = folder.read_config().domain
@@ -43,9 +43,9 @@ def run(arguments: argparse.Namespace) -> int:
     out = arguments.out or folder.path / f"export-{arguments.to}"
     if arguments.private and arguments.push is None:
         raise ConfigError("--private needs --push REPO.")
-    if arguments.push is not None:
-        from dipole.core.train.exports import check_push
+    from dipole.core.train.exports import check_push, push, set_licence
 
+    if arguments.push is not None:
         check_push(arguments.push)
     if out.exists() and (not out.is_dir() or not all(map(is_scratch, out.iterdir()))):
         raise ConfigError(f"{out} is not an empty folder. Choose another --out.")
@@ -57,14 +57,10 @@ def run(arguments: argparse.Namespace) -> int:
         with disk_refusing(f"cannot export to {out}", option="--out"), _filled(out) as temporary:
             adapter.export(arguments.to, temporary, record, objective)
             if arguments.license is not None:
-                from dipole.core.train.exports import set_licence
-
                 set_licence(temporary, arguments.license)
         write(out)
         answer |= {"folder": str(out), "format": arguments.to, "pushed": None}
         if arguments.push is not None:
-            from dipole.core.train.exports import push
-
             answer["pushed"] = push(out, arguments.push, arguments.private)
             write(answer["pushed"])
     return 0
@@ -73,8 +69,6 @@ def run(arguments: argparse.Namespace) -> int:
 @contextmanager
 def _filled(out: Path) -> Iterator[Path]:
     """Yield a folder inside `out` to fill. Its files move to `out` at the end of the block, or are removed."""
-    from dipole.core.utils.files import remove_scratch, scratch
-
     is_new = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
     try:

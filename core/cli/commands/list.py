@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from dipole.core.cli import Runner
+from dipole.core.cli.app import broken_plugins, by, listed_commands
 from dipole.core.cli.output import write
 from dipole.core.cli.parser import add_runs
-from dipole.core.utils.plugins import SWITCH, switched_off
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.files import is_file, is_folder
+from dipole.core.utils.plugins import SWITCH, shipped, switched_off
+from dipole.core.utils.text import definitions, printable, text_table
 
 REGISTERED = ("objectives", "regularizers", "diagnostics")
 KINDS = (*REGISTERED, "recipes", "suites", "domains", "commands")
@@ -28,9 +32,6 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from dipole.core.cli.app import broken_plugins, by
-    from dipole.core.utils.text import definitions
-
     kinds: tuple[str, ...] = KINDS
     if arguments.kind:
         kinds = (arguments.kind,)
@@ -64,8 +65,6 @@ def list_kind(kind: str, runs: Path = Path(RUNS)) -> list[dict[str, Any]]:
         keys = ("name", "summary", "adapter", "package")
         return [{key: getattr(domain, key) for key in keys} for domain in domains().values()]
     if kind == "commands":
-        from dipole.core.cli.app import listed_commands
-
         return listed_commands()
     from dipole.core.objectives.registry import Kind, registry
 
@@ -76,12 +75,11 @@ def list_kind(kind: str, runs: Path = Path(RUNS)) -> list[dict[str, Any]]:
 
 def _runs(folder: Path) -> list[dict[str, Any]]:
     from dipole.core.record import is_run, run_folders, run_line
-    from dipole.core.utils.errors import ConfigError
-    from dipole.core.utils.files import instead_of_folder
-    from dipole.core.utils.text import printable, text_table
 
-    wrong = instead_of_folder(folder)
-    if is_run(folder):
+    wrong = ""
+    if not is_folder(folder):
+        wrong = "it is a file" if is_file(folder) else "no such folder"
+    elif is_run(folder):
         wrong = "it is the folder of one run"
     if wrong and (folder != Path(RUNS) or folder.exists()):
         raise ConfigError(f"--runs {folder}: {wrong}. Give a folder that `dipole train` or `dipole bench` wrote.")
@@ -99,8 +97,6 @@ def _runs(folder: Path) -> list[dict[str, Any]]:
 
 
 def _files(kind: str) -> list[dict[str, Any]]:
-    from dipole.core.utils.plugins import shipped
-
     entries = []
     for name, path in shipped(kind).items():
         try:

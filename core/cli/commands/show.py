@@ -12,8 +12,9 @@ from dipole.core.cli import Runner
 from dipole.core.cli.app import broken_plugins
 from dipole.core.cli.commands.list import KINDS
 from dipole.core.cli.output import write
+from dipole.core.utils.errors import ConfigError, OptionError, SpecError, nearest
 from dipole.core.utils.files import is_file
-from dipole.core.utils.plugins import OURS, points
+from dipole.core.utils.plugins import OURS, points, shipped
 from dipole.core.utils.received import read_text, read_toml
 from dipole.core.utils.text import definitions, fitted, screen_width
 
@@ -64,9 +65,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _texts(name: str, expand: bool) -> dict[str, tuple[Path, str]]:
     """Return path and text of the suite and of the recipe of a name or path. Both may exist, the suite is first."""
-    from dipole.core.utils.errors import ConfigError, nearest
-    from dipole.core.utils.plugins import shipped
-
     files = {"suite": shipped("suites"), "recipe": shipped("recipes")}
     found = {kind: paths[name] for kind, paths in files.items() if name in paths}
     if not found and is_file(name) and (expand or name.endswith(".toml")):
@@ -86,7 +84,6 @@ def _entry(name: str) -> "Entry | None":
     """Return the registered entry of a name, or None for a part of a domain. Otherwise raise SpecError."""
     from dipole.core.objectives.registry import registry
     from dipole.core.train.domains import kinds, parts
-    from dipole.core.utils.errors import SpecError, nearest
 
     word = name.lower()
     try:
@@ -156,7 +153,6 @@ def _engine(entry: "Entry") -> str:
     """Return the engine of its row statistics at default options, or ""."""
     from dipole.core.objectives.engine import outlook
     from dipole.core.objectives.objective import Objective
-    from dipole.core.utils.errors import OptionError
 
     if not (isinstance(entry.target, type) and issubclass(entry.target, Objective)):
         return ""

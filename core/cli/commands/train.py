@@ -8,6 +8,7 @@ from dipole.core.cli import Runner
 from dipole.core.cli.output import stdout_to_stderr, write
 from dipole.core.cli.parser import add_overrides, add_runs, resumable, to_path
 from dipole.core.utils.launched import launched
+from dipole.core.utils.text import results_table
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
@@ -55,7 +56,6 @@ def run(arguments: argparse.Namespace) -> int:
     from dipole.core.train.launch import leave
     from dipole.core.train.run import train
     from dipole.core.train.run_folder import RunFolder
-    from dipole.core.utils.text import results_table
 
     folder = RunFolder(arguments.runs / config.hash)
     already = not arguments.overwrite and getattr(folder.read_record(), "status", "") == "done"
