@@ -52,7 +52,7 @@ def _forward(self: Any, x: Tensor) -> Tensor:
     scale = (var + self.eps).rsqrt()
     if self.weight is not None:
         scale = scale * self.weight
-    y = centred * scale.view(along)
+    y: Tensor = centred * scale.view(along)
     if self.bias is not None:
         y = y + self.bias.to(y.dtype).view(along)
     return y.to(x.dtype)

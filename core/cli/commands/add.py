@@ -7,6 +7,8 @@ from math import isfinite
 from dipole.core.cli import Runner
 from dipole.core.cli.output import write
 from dipole.core.cli.parser import add_runs
+from dipole.core.record import add_results, read_record
+from dipole.core.train.run_folder import find_run
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.text import number, printable, text_table
 
@@ -22,9 +24,6 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from dipole.core.record import add_results, read_record
-    from dipole.core.train.run_folder import find_run
-
     values = dict(map(_value, arguments.values))
     if not arguments.source.strip():
         raise ConfigError("--source is empty. Say what measured it.")

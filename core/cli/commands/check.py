@@ -5,6 +5,7 @@ import json
 
 from dipole.core.cli import Runner
 from dipole.core.cli.output import stdout_to_stderr
+from dipole.core.train.recipe import parse_override
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
@@ -46,7 +47,6 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 def _run(arguments: argparse.Namespace) -> int:
     from dipole.core.conformance.kit import all_subjects, check_objective
-    from dipole.core.train.recipe import parse_override
 
     options = {".".join(keys): value for keys, value in map(parse_override, arguments.option)}
     same = ("reference", "slow", "only", "stateful", "flat", "temperatures", "dim", "labels", "scores", "ranks")

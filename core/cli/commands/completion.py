@@ -8,6 +8,8 @@ from typing import Any
 
 from dipole.core.cli import Runner
 from dipole.core.cli.commands.list import KINDS, list_kind
+from dipole.core.train.data_sets import fetched
+from dipole.core.train.domains import parts
 from dipole.core.utils.extras import needing
 
 SHELLS = ("bash", "zsh", "tcsh")
@@ -87,12 +89,8 @@ def _marked(parser: argparse.ArgumentParser, shell: str) -> Iterator[str]:
 
 def _names(kind: str) -> list[str]:
     if kind == "data sets that are fetched":
-        from dipole.core.train.data_sets import fetched
-
         return list(fetched())
     if kind == "parts":
-        from dipole.core.train.domains import parts
-
         return [*parts()]
     if kind in KINDS:
         return [entry["name"] for entry in list_kind(kind)]

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from dipole.core.cli import Runner
 from dipole.core.cli.output import stdout_to_stderr, write
 from dipole.core.cli.parser import add_runs, to_path
+from dipole.core.train.domains import domains
+from dipole.core.train.run_folder import find_run
 from dipole.core.utils.errors import ConfigError, OptionError
 
 if TYPE_CHECKING:
@@ -70,8 +72,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _open(name: str, runs: Path, device: str | None, features: str | None) -> "Embedder":
     """Load the model of a run, or of a folder that an export wrote (a folder without config.toml)."""
-    from dipole.core.train.run_folder import find_run
-
     folder = Path(name)
     if not folder.is_dir() or (folder / "config.toml").is_file():
         found = find_run(name, runs)
@@ -80,7 +80,6 @@ def _open(name: str, runs: Path, device: str | None, features: str | None) -> "E
         _, adapter, objective = load_run(found, device)
         return adapter.embedder(features, objective)
 
-    from dipole.core.train.domains import domains
     from dipole.core.train.launch import pick_device
 
     place = pick_device(device or "auto")

@@ -6,6 +6,7 @@ import json
 from dipole.core.cli import Runner
 from dipole.core.cli.output import stdout_to_stderr, write
 from dipole.core.cli.parser import add_runs
+from dipole.core.train.run_folder import find_run
 from dipole.core.utils.received import read_text
 from dipole.core.utils.text import number, printable, text_table
 
@@ -23,8 +24,6 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from dipole.core.train.run_folder import find_run
-
     folder = find_run(arguments.run, arguments.runs)
     before = folder.read_record()
 

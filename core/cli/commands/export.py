@@ -9,6 +9,8 @@ from pathlib import Path
 from dipole.core.cli import Runner
 from dipole.core.cli.output import json_answer, write
 from dipole.core.cli.parser import add_runs, to_path
+from dipole.core.train.domains import adapter_class
+from dipole.core.train.run_folder import find_run
 from dipole.core.utils.errors import ConfigError, nearest
 from dipole.core.utils.files import disk_refusing, is_scratch, remove_scratch, scratch
 
@@ -29,9 +31,6 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from dipole.core.train.domains import adapter_class
-    from dipole.core.train.run_folder import find_run
-
     folder = find_run(arguments.run, arguments.runs)
     domain = folder.read_config().domain
     formats = adapter_class(domain).export_formats

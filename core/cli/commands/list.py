@@ -12,6 +12,9 @@ from dipole.core.cli import Runner
 from dipole.core.cli.app import broken_plugins, by, listed_commands
 from dipole.core.cli.output import write
 from dipole.core.cli.parser import add_runs
+from dipole.core.objectives.registry import Kind, registry
+from dipole.core.record import is_run, run_folders, run_line
+from dipole.core.train.domains import domains
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.files import is_file, is_folder
 from dipole.core.utils.plugins import SWITCH, shipped, switched_off
@@ -60,22 +63,16 @@ def list_kind(kind: str, runs: Path = Path(RUNS)) -> list[dict[str, Any]]:
     if kind in ("recipes", "suites"):
         return _files(kind)
     if kind == "domains":
-        from dipole.core.train.domains import domains
-
         keys = ("name", "summary", "adapter", "package")
         return [{key: getattr(domain, key) for key in keys} for domain in domains().values()]
     if kind == "commands":
         return listed_commands()
-    from dipole.core.objectives.registry import Kind, registry
-
     kinds: dict[str, Kind] = {"objectives": "objective", "regularizers": "regularizer", "diagnostics": "diagnostic"}
     facts = ("name", "aliases", "summary", "source", "weight", "package")
     return [{key: getattr(entry, key) for key in facts} for entry in registry.entries(kinds[kind])]
 
 
 def _runs(folder: Path) -> list[dict[str, Any]]:
-    from dipole.core.record import is_run, run_folders, run_line
-
     wrong = ""
     if not is_folder(folder):
         wrong = "it is a file" if is_file(folder) else "no such folder"

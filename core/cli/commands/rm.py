@@ -11,6 +11,8 @@ from pathlib import Path
 from dipole.core.cli import Runner
 from dipole.core.cli.output import confirm, write
 from dipole.core.cli.parser import add_runs
+from dipole.core.record import read_record
+from dipole.core.train.run_folder import find_run
 from dipole.core.utils.errors import ConfigError, ReceivedError, RecordError
 from dipole.core.utils.files import why
 from dipole.core.utils.process import OWNER, is_gone, is_locked, lives_here, read_owner
@@ -55,8 +57,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _folder(name: str, runs: Path, force: bool) -> Path:
     """Return the folder of a run. It must be in `runs` itself and not be training."""
-    from dipole.core.train.run_folder import find_run
-
     given = find_run(name, runs).path
     if given.is_symlink():
         raise ConfigError(f"{given} is a link to {given.resolve()}. Remove the link with: rm {given}")
@@ -70,8 +70,6 @@ def _folder(name: str, runs: Path, force: bool) -> Path:
 
 def _check_idle(path: Path, force: bool) -> None:
     """Refuse a run that is training. Tell the user if its process was killed, as its record still says running."""
-    from dipole.core.record import read_record
-
     owner, locked, running = "", False, False
     with suppress(ReceivedError):
         owner = read_text(path / OWNER)

@@ -6,23 +6,22 @@ import json
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
+
+from pydantic import BaseModel
 
 from dipole.core.cli import Runner
 from dipole.core.cli.app import broken_plugins
 from dipole.core.cli.commands.list import KINDS
 from dipole.core.cli.output import write
+from dipole.core.objectives.registry import Entry, registry
+from dipole.core.train.config import RunConfig, Settings, TrainConfig
+from dipole.core.train.domains import USE, adapter_class, domain_names, kinds, parts
 from dipole.core.utils.errors import ConfigError, OptionError, SpecError, nearest
 from dipole.core.utils.files import is_file
 from dipole.core.utils.plugins import OURS, points, shipped
 from dipole.core.utils.received import read_text, read_toml
 from dipole.core.utils.text import definitions, fitted, screen_width
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
-
-    from dipole.core.objectives.registry import Entry
-    from dipole.core.train.config import Settings
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
@@ -39,9 +38,6 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from dipole.core.train.config import RunConfig, TrainConfig
-    from dipole.core.train.domains import adapter_class, domain_names, parts
-
     name = arguments.name
     tables: dict[str, type[Settings]] = {"run": RunConfig, "train": TrainConfig}
     facts: Any
@@ -80,11 +76,8 @@ def _texts(name: str, expand: bool) -> dict[str, tuple[Path, str]]:
     return {"suite": (found["suite"], written_out(found["suite"]))}
 
 
-def _entry(name: str) -> "Entry | None":
+def _entry(name: str) -> Entry | None:
     """Return the registered entry of a name, or None for a part of a domain. Otherwise raise SpecError."""
-    from dipole.core.objectives.registry import registry
-    from dipole.core.train.domains import kinds, parts
-
     word = name.lower()
     try:
         return registry.get(name)
@@ -108,14 +101,12 @@ def _entry(name: str) -> "Entry | None":
 
 def _part(name: str, domain: str, part: type) -> tuple[dict[str, Any], str]:
     """Return facts and text of a framework of a domain."""
-    from dipole.core.train.domains import USE
-
     about, use = inspect.getdoc(part) or "", USE["framework"].format(name=name, domain=domain)
     shown = f"{name}  (framework of {domain})\n\n{fitted(about, screen_width())}\n\nUse it with: {use}"
     return {"name": name, "kind": "framework", "domain": domain, "text": about}, shown
 
 
-def _explained(entry: "Entry") -> tuple[dict[str, Any], str]:
+def _explained(entry: Entry) -> tuple[dict[str, Any], str]:
     """Return facts and text of a registered entry."""
     options: list[dict[str, Any]] = []
     for each in entry.options:
@@ -149,7 +140,7 @@ def _explained(entry: "Entry") -> tuple[dict[str, Any], str]:
     return facts, "\n".join(lines)
 
 
-def _engine(entry: "Entry") -> str:
+def _engine(entry: Entry) -> str:
     """Return the engine of its row statistics at default options, or ""."""
     from dipole.core.objectives.engine import outlook
     from dipole.core.objectives.objective import Objective
@@ -162,7 +153,7 @@ def _engine(entry: "Entry") -> str:
         return ""
 
 
-def _table(name: str, table: "type[Settings]") -> tuple[dict[str, Any], str]:
+def _table(name: str, table: type[Settings]) -> tuple[dict[str, Any], str]:
     """Return facts and text of a table of settings."""
     rows, keys = list(setting_rows(table)), ("name", "type", "default", "range", "help")
     about = fitted(f"[{name}]  {inspect.getdoc(table) or ''}", screen_width())
@@ -170,10 +161,8 @@ def _table(name: str, table: "type[Settings]") -> tuple[dict[str, Any], str]:
     return facts, f"{about}\n\n{_listed(rows)}"
 
 
-def setting_rows(table: "type[BaseModel]", prefix: str = "") -> Iterator[tuple[str, ...]]:
+def setting_rows(table: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, ...]]:
     """Yield name, type, default, range and help of each setting. Settings of inner tables have dotted names."""
-    from pydantic import BaseModel
-
     for key, field in table.model_fields.items():
         options = [field.annotation, *get_args(field.annotation)]
         inner = [each for each in options if isinstance(each, type) and issubclass(each, BaseModel)]

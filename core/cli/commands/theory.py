@@ -11,6 +11,7 @@ from dipole.core.cli.output import say, stdout_to_stderr, write
 from dipole.core.cli.parser import add_runs, checked_number, to_path
 from dipole.core.evaluation.theory.theorems import LOSSES, THEOREMS, Choices
 from dipole.core.objectives.spec import options_of
+from dipole.core.train.run_folder import find_run
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.text import counted, definitions, number, text_table
 
@@ -73,9 +74,9 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.list:
         return _list(arguments.json)
-    if arguments.figure1 is not None:
-        from dipole.core.evaluation.theory.pictures import draw_figure_1
+    from dipole.core.evaluation.theory.pictures import check_name, draw_figure_1, draw_report
 
+    if arguments.figure1 is not None:
         draw_figure_1(arguments.figure1)
         if arguments.run is None and arguments.json:
             print(json.dumps({"figure1": str(arguments.figure1)}))
@@ -87,11 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.run is None:
         raise ConfigError("give a RUN (its folder, or the first digits of its hash), --list, or --figure1 FILE.")
 
-    from dipole.core.train.run_folder import find_run
-
     if arguments.picture is not None:
-        from dipole.core.evaluation.theory.pictures import check_name
-
         check_name(arguments.picture)
     folder = find_run(arguments.run, arguments.runs)
 
@@ -112,8 +109,6 @@ def run(arguments: argparse.Namespace) -> int:
             scale=arguments.scale,
         )
     if arguments.picture is not None:
-        from dipole.core.evaluation.theory.pictures import draw_report
-
         draw_report(report, arguments.picture, folder.path.name)
     if arguments.json:
         print(json.dumps({"run": str(folder.path)} | report.as_dict()))

@@ -7,6 +7,8 @@ from pathlib import Path
 from dipole.core.cli import Runner
 from dipole.core.cli.output import stdout_to_stderr, write
 from dipole.core.cli.parser import add_overrides, add_runs, resumable, to_path
+from dipole.core.train.recipe import load_recipe
+from dipole.core.train.run_folder import RunFolder
 from dipole.core.utils.launched import launched
 from dipole.core.utils.text import results_table
 
@@ -41,8 +43,6 @@ def _resume(text: str) -> str | Path:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from dipole.core.train.recipe import load_recipe
-
     if arguments.seed is not None:
         arguments.overrides.append(f"seed={arguments.seed}")
     resolved = load_recipe(arguments.recipe, arguments.overrides)
@@ -55,7 +55,6 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     from dipole.core.train.launch import leave
     from dipole.core.train.run import train
-    from dipole.core.train.run_folder import RunFolder
 
     folder = RunFolder(arguments.runs / config.hash)
     already = not arguments.overwrite and getattr(folder.read_record(), "status", "") == "done"
