@@ -5,7 +5,7 @@ import json
 
 from dipole.core.cli import Runner
 from dipole.core.cli.output import stdout_to_stderr, write
-from dipole.core.cli.parser import add_runs
+from dipole.core.cli.parser import add_overrides, add_runs
 from dipole.core.train.run_folder import find_run
 from dipole.core.utils.received import read_text
 from dipole.core.utils.text import number, printable, text_table
@@ -18,7 +18,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     add_runs(parser)
     add("--device", help="auto, cpu, cuda, ... (default: that of the recipe)")
     text = "where the data are now, such as vision.data.source=FOLDER or text.senteval=FOLDER"
-    add("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", dest="settings", help=text)
+    add_overrides(parser, text)
     add("--json", action="store_true", help="print one JSON object")
     return run
 
@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     from dipole.core.train.model import evaluate_run
 
     with stdout_to_stderr(arguments.json):
-        record, found = evaluate_run(folder, arguments.device, arguments.settings)
+        record, found = evaluate_run(folder, arguments.device, arguments.overrides)
     added = before is None or len(record.evaluations) > len(before.evaluations)
     agrees = added and record.evaluations[-1].agrees
     if arguments.json:
