@@ -301,8 +301,7 @@ class TextAdapter(Adapter):
         if c.senteval is not None:
             results |= self._senteval(objective)
             if self.part == "validation":  # only what SentEval itself chooses by
-                tested = {name for name in results if name.startswith("senteval/") and "dev" not in name.split("/")}
-                results = {name: value for name, value in results.items() if name not in tested}
+                results = {name: value for name, value in results.items() if _is_development(name)}
         return results
 
     def _senteval(self, objective: Any) -> dict[str, float]:
@@ -365,3 +364,8 @@ def _check_tasks(config: TextSettings) -> None:
     if config.senteval is not None:
         for name in task_names(config.tasks):
             senteval.load_task(name, config.senteval)
+
+
+def _is_development(name: str) -> bool:
+    """Return False for numbers of the test part of a SentEval task."""
+    return not name.startswith("senteval/") or "dev" in name.split("/")
