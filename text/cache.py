@@ -3,9 +3,8 @@
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +15,7 @@ from filelock import FileLock
 from dipole.core.train.data_sets import how_to_get
 from dipole.core.utils.cache import cache_folder, content_of, found
 from dipole.core.utils.errors import DataError
-from dipole.core.utils.files import atomic_write, disk_refusing, file_hash
+from dipole.core.utils.files import atomic_write, disk_refusing, file_hash, remove_scratch
 from dipole.core.utils.progress import Progress
 from dipole.core.utils.rows import PACKINGS, hub_version, is_saved, row_files
 from dipole.text.config import TextSettings
@@ -39,9 +38,7 @@ def corpus_folder(config: TextSettings, tokens: Tokens | None, texts_hash: str |
 
     Without `tokens` there is a vocabulary of the corpus's own words. `texts_hash` is that of a pair table.
     """
-    by: Any = ["words", config.vocabulary_size, config.lower]
-    if tokens is not None:
-        by = tokens.fingerprint
+    by = tokens.fingerprint if tokens is not None else ["words", config.vocabulary_size, config.lower]
     if texts_hash is not None:
         return _folder(config, lambda: [config.max_length, by, texts_hash])
     asked = {name: getattr(config, name) for name in READ_BY}
@@ -57,10 +54,8 @@ def table_folder(config: TextSettings) -> Path | None:
 def _folder(config: TextSettings, key: Callable[[], list[Any]]) -> Path | None:
     if config.cache is None and not _is_large(config):
         return None
-    name = hashlib.sha256(json.dumps([VERSION, *key()]).encode()).hexdigest()[:16]
-    if config.cache is not None:
-        return Path(config.cache) / name
-    return cache_folder() / "corpora" / name
+    place = Path(config.cache) if config.cache is not None else cache_folder() / "corpora"
+    return place / hashlib.sha256(json.dumps([VERSION, *key()]).encode()).hexdigest()[:16]
 
 
 def _is_large(config: TextSettings) -> bool:
@@ -100,12 +95,9 @@ def _content(config: TextSettings) -> list[str]:
     if config.corpus.startswith("hub:"):
         return ["hub", config.split, version_of(config.corpus)]
     files = _files(config)
-    kinds = ["".join(file.suffixes[-2:]).lower() for file in files]
-    split = ""
-    if is_saved(Path(config.corpus)):
-        split = config.split
+    split = config.split if is_saved(Path(config.corpus)) else ""
     with _readable(config):
-        return [content_of(files), config.encoding, split, *kinds]
+        return [content_of(files), config.encoding, split, *("".join(file.suffixes[-2:]).lower() for file in files)]
 
 
 def _readable(config: TextSettings) -> AbstractContextManager[None]:
@@ -119,19 +111,35 @@ def _stamps(config: TextSettings) -> list[tuple[str, int, int]]:
     return [(str(file), state.st_size, state.st_mtime_ns) for file, state in states]
 
 
-def load_or_build(folder: Path, load: Callable[[Path], T | None], build: Callable[[Path], None]) -> T:
-    """Load a folder, or build it if `load` returns None or raises, while others wait. A complete one needs no lock."""
-    content = found(partial(load, folder))
+def load_or_build(
+    folder: Path,
+    load: Callable[[Path, dict[str, Any]], T],
+    build: Callable[[Path], tuple[dict[str, Any], list[str]]],
+) -> T:
+    """Load a complete folder, which needs no lock, or build it while other processes wait.
+
+    `build` writes files and returns values for the index, which `load` gets, and the names of the files.
+    """
+
+    def read() -> T:
+        index = json.loads((folder / INDEX).read_bytes())
+        if any(file_hash(folder / name) != told for name, told in index["files"].items()):
+            raise ValueError("a file is damaged")
+        return load(folder, index)
+
+    content = found(read)
     if content is not None:
         return content
     with disk_refusing(f"the corpus cannot be cached in {folder}", DataError, "text.cache"):
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):
-            content = found(partial(load, folder))
+            content = found(read)
             if content is None:
-                build(folder)
-                content = load(folder)
-    assert content is not None  # it was just built
+                remove_scratch(folder)  # of a killed process
+                values, files = build(folder)
+                hashes = {name: file_hash(folder / name) for name in files}
+                atomic_write(folder / INDEX, json.dumps({**values, "files": hashes}))
+                content = read()
     return content
 
 
@@ -154,28 +162,13 @@ def hash_of(*arrays: np.ndarray) -> str:
     return digest.hexdigest()[:16]
 
 
-def write_index(folder: Path, values: Mapping[str, Any], files: Iterable[str]) -> None:
-    """Complete a folder: write its values, with a hash of each file."""
-    hashes = {name: file_hash(folder / name) for name in files}
-    atomic_write(folder / INDEX, json.dumps({**values, "files": hashes}))
-
-
-def read_index(folder: Path) -> dict[str, Any] | None:
-    """Return the values of a complete folder. Return None, or raise, if it is incomplete or damaged."""
-    index: dict[str, Any] = json.loads((folder / INDEX).read_bytes())
-    if all(file_hash(folder / name) == told for name, told in index["files"].items()):
-        return index
-    return None
-
-
 @contextmanager
 def reading(config: TextSettings, rank: int) -> Iterator[dict[str, Any]]:
     """Yield `tell` and `unchanged` of a reader. All ranks read the same corpus, and the first shows how far it is."""
     before = _stamps(config)
     progress = Progress(mute=rank > 0 or not _is_large(config))
-    files = _files(config)
-    total = sum(file.stat().st_size for file in files) // 1_000_000
-    if any(file.name.lower().endswith((*PACKINGS, ".parquet", ".arrow")) for file in files):
+    total = sum(size for _, size, _ in before) // 1_000_000
+    if any(file.lower().endswith((*PACKINGS, ".parquet", ".arrow")) for file, _, _ in before):
         total = 0  # unknown
     read = 0
     progress.start("read the corpus", total, 0, "MB")

@@ -13,10 +13,10 @@ from typing import Any, Literal
 import numpy as np
 
 from dipole.core.utils.errors import DataError
-from dipole.core.utils.files import atomic_file, remove_scratch, replacing, scratch
+from dipole.core.utils.files import atomic_file, replacing, scratch
 from dipole.core.utils.rows import A_ROW_EACH, Located, located_rows, require_columns, texts_in
 from dipole.core.utils.text import counted, shortened, warn
-from dipole.text.cache import Told, hash_of, load_or_build, quiet, read_index, write_index
+from dipole.text.cache import Told, hash_of, load_or_build, quiet
 from dipole.text.splitting import READER
 
 # Usual names of anchor and positive, as `plain_name` compares them.
@@ -218,14 +218,6 @@ class PairWriter:
         return arrays, is_first
 
 
-def _load(folder: Path) -> PairTable | None:
-    """Open the table of a complete folder. Return None, or raise, if it is incomplete or damaged."""
-    index = read_index(folder)
-    if index is None:
-        return None
-    return _opened(folder, index["files"], index["counts"], index["known"])
-
-
 def _opened(folder: Path, files: Iterable[str], counts: dict[str, Any], known: dict[str, str]) -> PairTable:
     texts = READER.package("datasets").Dataset.from_file(str(folder / TEXTS))["text"]
     # Slices of plain arrays are made several times as fast as slices of memory maps.
@@ -265,18 +257,20 @@ def read_pairs(
             raise DataError(f"{source} was changed while it was read. Nothing is cached. Start again later.")
         return counts
 
-    def build(folder: Path) -> None:
-        remove_scratch(folder)  # of a killed process
+    def build(folder: Path) -> tuple[dict[str, Any], list[str]]:
         with scratch(folder / TEXTS) as temporary:
             writer = PairWriter(temporary, labels)
             counts = read(writer)
             files = writer.write(folder)
         table = _opened(folder, files, counts, {})
         known = {"fingerprint": table.fingerprint, "texts_hash": table.texts_hash}
-        write_index(folder, {"counts": counts, "known": known}, files)
+        return {"counts": counts, "known": known}, files
+
+    def load(folder: Path, index: dict[str, Any]) -> PairTable:
+        return _opened(folder, index["files"], index["counts"], index["known"])
 
     if folder is not None:
-        table = load_or_build(folder, _load, build)
+        table = load_or_build(folder, load, build)
     else:
         writer = PairWriter(None, labels)
         table = writer.table(read(writer))

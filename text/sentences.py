@@ -14,8 +14,8 @@ import numpy as np
 
 from dipole.core.utils.cache import found
 from dipole.core.utils.errors import DataError
-from dipole.core.utils.files import atomic_file, atomic_write, remove_scratch, why
-from dipole.text.cache import Told, hash_of, load_or_build, quiet, read_index, write_index
+from dipole.core.utils.files import atomic_file, atomic_write, why
+from dipole.text.cache import Told, hash_of, load_or_build, quiet
 from dipole.text.corpus import Piece, sentences_of
 from dipole.text.splitting import READER
 from dipole.text.vocabulary import UNKNOWN, Tokens, counted_vocabulary, load_tokens, number_words
@@ -139,8 +139,7 @@ def encode_pieces(
         flat, lengths, document = (np.concatenate(each) for each in zip(*arrays, strict=True))
         return tokens, Sentences(flat, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), document)
 
-    def build(folder: Path) -> None:
-        remove_scratch(folder)  # of a killed process
+    def build(folder: Path) -> tuple[dict[str, Any], list[str]]:
         parts = folder / PARTS
         parts.mkdir(exist_ok=True)
         run = partial(_map_part, folder=parts, cut=cut, processes=processes)
@@ -150,14 +149,20 @@ def encode_pieces(
             raise DataError(
                 "the corpus was changed while it was read. Nothing is cached. Start again when it is final."
             )
+        files = [f"{name}.bin" for name in ARRAYS]
         tokens = cut.tokens
         if tokens is None:
             tokens = _vocabulary(stored, limit, vocabulary_size, cut.lower)
             atomic_write(folder / TOKENIZER, tokens.tokenizer.to_str(pretty=True))
-        _write(folder, _numbered(stored, cut, tokens, limit), owns_tokenizer=cut.tokens is None)
+            files.append(TOKENIZER)
+        unknown = _write(folder, _numbered(stored, cut, tokens, limit))
         shutil.rmtree(parts, ignore_errors=True)
+        return {"known": {"unknown": unknown, "fingerprint": _mapped(folder, {}).fingerprint}}, files
 
-    return load_or_build(folder, partial(_load, tokens=cut.tokens), build)
+    def load(folder: Path, index: dict[str, Any]) -> tuple[Tokens, Sentences]:
+        return cut.tokens or load_tokens(folder / TOKENIZER), _mapped(folder, index["known"])
+
+    return load_or_build(folder, load, build)
 
 
 def _readable(pieces: Iterable[Piece]) -> Iterator[Piece]:
@@ -290,8 +295,8 @@ def _first(parts: Iterable[Encoded], limit: int | None) -> Iterator[dict[str, An
         yield block
 
 
-def _write(folder: Path, blocks: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], *, owns_tokenizer: bool) -> None:
-    """Write the three arrays, with the numbers that would need a pass over them."""
+def _write(folder: Path, blocks: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> int:
+    """Write the three arrays. Return the number of unknown tokens."""
     sentences = size = unknown = 0
     with (
         atomic_file(folder / "tokens.bin") as flat,
@@ -308,18 +313,7 @@ def _write(folder: Path, blocks: Iterable[tuple[np.ndarray, np.ndarray, np.ndarr
             unknown += int((tokens == 0).sum())
         if not sentences:
             raise DataError("the corpus holds no sentence")
-    known = {"unknown": unknown, "fingerprint": _mapped(folder, {}).fingerprint}
-    files = [f"{name}.bin" for name in ARRAYS]
-    if owns_tokenizer:
-        files.append(TOKENIZER)
-    write_index(folder, {"known": known}, files)
-
-
-def _load(folder: Path, tokens: Tokens | None) -> tuple[Tokens, Sentences] | None:
-    index = read_index(folder)
-    if index is None:
-        return None
-    return tokens or load_tokens(folder / TOKENIZER), _mapped(folder, index["known"])
+    return unknown
 
 
 def _mapped(folder: Path, known: dict[str, Any]) -> Sentences:
