@@ -76,9 +76,7 @@ class TextAdapter(Adapter):
         _check_tasks(config)
         self.positions = positions_of(config)
         self._folder = folder_settings(config.transformer)
-        tokens = None
-        if config.tokenizer != "words":
-            tokens = load_tokens(config.tokenizer)
+        tokens = load_tokens(config.tokenizer) if config.tokenizer != "words" else None
         if self._folder is not None and tokens is not None:
             tokens = self._folder.applied(tokens)
         self.data = load_data(config, tokens, self._max_length, self.rank)
@@ -202,9 +200,7 @@ class TextAdapter(Adapter):
         mine = slice(*(unit * (units * rank // self.world_size) for rank in (self.rank, self.rank + 1)))
         places = range(start, self.steps_per_epoch)
         batches = (self.pairs.batch(rows_of(place), mine, epoch, place) for place in places)
-        if self.device.type == "cuda":
-            return prefetched(batches, self.device)
-        return batches
+        return prefetched(batches, self.device) if self.device.type == "cuda" else batches
 
     def pass_features(self) -> int:
         if self.config.head != "none":
@@ -241,9 +237,7 @@ class TextAdapter(Adapter):
             if self._artifacts is not None:
                 vectors = self._artifacts.folder / "vectors.txt"
             model, tokens = expanded(model, tokens, vectors)
-        limit = None
-        if c.encoder == "transformer":
-            limit = min(512, limit_of(model) or 512)
+        limit = min(512, limit_of(model) or 512) if c.encoder == "transformer" else None
         if self._folder is not None:
             known = [each for each in (self._folder.max_length, limit_of(model)) if each is not None]
             limit = min(known, default=limit)

@@ -44,10 +44,8 @@ def save_artifacts(
     tables: list[Any] = [part.table for part in module.modules() if isinstance(part, BagOfWords | WordGRU)]
     fixed = next((table.embedding_dim for table in tables if not table.weight.requires_grad), None)
     settings = {name: getattr(config, name) for name in READ_BY}
-    tail = next((part for part in module.modules() if isinstance(part, Pooled)), None)
-    behind = None
-    if tail is not None:
-        behind = {"pooling": tail.pooling, "layers": tail.described_layers, "similarity": tail.similarity}
+    end = next((part for part in module.modules() if isinstance(part, Pooled)), None)
+    behind = end and {"pooling": end.pooling, "layers": end.described_layers, "similarity": end.similarity}
     text = json.dumps({"data": settings, "fixed": fixed, "behind": behind, **values}, indent=1)
     (folder / "text.json").write_text(text + "\n")
     used, places = np.unique(np.concatenate([probes.train, probes.test]), return_inverse=True)
@@ -98,9 +96,7 @@ class Artifacts:
         def finish(side: Any) -> Encoder:
             if behind:
                 side = Pooled(side, tuple(behind["pooling"]), behind["layers"], behind.get("similarity", "cosine"))
-            if config.head == "mlp_only_train":
-                return Headed(side)
-            return side
+            return Headed(side) if config.head == "mlp_only_train" else side
 
         return SentenceModel(*map(finish, model.sides()), dropout=model.dropout)
 

@@ -38,7 +38,7 @@ READ = TEXT + ROWS
 ALLOWED = f".txt, .jsonl, .csv, .tsv {ALSO_PACKED} and .parquet files, a folder of them or one that datasets saved"
 TEXT_COLUMNS = ("sentences", "text", "content", "document")
 LONGEST_DOCUMENT = 1_000_000  # sentences of a document, where rows are sentences and no text ends
-ROWS_TOGETHER = 10_000
+ROWS_TOGETHER = 1000
 LONGEST_LINE = 16_000_000  # characters of a line that can still be a sentence
 ROWS_LOOKED_AT = 100  # rows of a CSV file that decide which column holds the text
 PIECE = 1_000_000  # characters of a text file that are read together
@@ -91,9 +91,9 @@ def sentences_of(text: str, is_lines: bool) -> list[str]:
 def documents_of(pieces: Iterable[Piece]) -> Iterator[Document]:
     document: Document | None = None
     for piece in pieces:
-        if document is not None and piece.starts:
-            yield document
         if document is None or piece.starts:
+            if document is not None:
+                yield document
             document = Document(piece.name, [])
         document.sentences.extend(sentences_of(piece.text, piece.is_lines))
     if document is not None:
@@ -189,9 +189,7 @@ def _text_pieces(file: Path, unit: Unit, encoding: str) -> Iterator[Piece]:
     waiting: list[str] = []
     size = 0
     with _open_text(file, encoding) as text:
-        parts = paragraphs(text)
-        if is_lines:
-            parts = _lines(text, file)
+        parts = _lines(text, file) if is_lines else paragraphs(text)
         for part in parts:
             waiting.append(part)
             size += len(part)
@@ -258,30 +256,18 @@ def _lines(text: TextIO, file: Path) -> Iterator[str]:
 
 def _row_pieces(rows: Iterable[Located], unit: Unit, column: str | None) -> Iterator[Piece]:
     """Yield a piece for each row, or for some thousands of rows where each row is a sentence."""
-    number = of_document = 0
-    waiting: list[str] = []
-    for number, (where, row) in enumerate(rows, 1):
-        piece = row_piece(row, where, column, number)
-        if unit == "documents":
-            yield piece
-            continue
-        sentences = [piece.text]
-        if piece.is_lines:
-            sentences = piece.text.split("\n")
-        waiting += sentences
-        if of_document + len(waiting) >= LONGEST_DOCUMENT or len(waiting) >= ROWS_TOGETHER:
-            yield Piece(str(number), not of_document, as_lines(waiting), is_lines=True)
-            of_document += len(waiting)
-            if of_document >= LONGEST_DOCUMENT:
-                of_document = 0
-            waiting = []
-    if waiting:
-        yield Piece(str(number), not of_document, as_lines(waiting), is_lines=True)
-
-
-def as_lines(sentences: Iterable[str]) -> str:
-    """Join sentences with line breaks. A line break inside a sentence becomes a blank."""
-    return "\n".join(" ".join(sentence.split()) for sentence in sentences)
+    pieces = (row_piece(row, where, column, number) for number, (where, row) in enumerate(rows, 1))
+    if unit == "documents":
+        yield from pieces
+        return
+    of_document = 0
+    while together := list(islice(pieces, ROWS_TOGETHER)):
+        parts = chain.from_iterable(piece.text.split("\n") if piece.is_lines else [piece.text] for piece in together)
+        sentences = [" ".join(part.split()) for part in parts]  # a line break inside a sentence becomes a blank
+        yield Piece(together[-1].name, not of_document, "\n".join(sentences), is_lines=True)
+        of_document += len(sentences)
+        if of_document >= LONGEST_DOCUMENT:
+            of_document = 0
 
 
 def _text_column(where: str, rows: Sequence[dict[str, str]]) -> str:
@@ -295,9 +281,7 @@ def _text_column(where: str, rows: Sequence[dict[str, str]]) -> str:
         texts = [name for name in names if not all(_is_number(row[name]) for row in rows)]
     if len(texts) == 1:
         return texts[0]
-    problem = "no column holds text"
-    if texts:
-        problem = f"several columns may hold the text: {', '.join(texts)}"
+    problem = f"several columns may hold the text: {', '.join(texts)}" if texts else "no column holds text"
     raise DataError(f"{where}: {problem} (the file has {', '.join(names)}). Set text.column.")
 
 

@@ -66,17 +66,16 @@ class Data(ABC):
         """Warn if sentences hold about one token, or if most words are unknown."""
         special = self.tokens.tokenizer.num_special_tokens_to_add(False)
         average = len(self.sentences.tokens) / len(self.sentences) - special
-        problems = []
-        if average < FEW_TOKENS:
-            problems.append(
-                f"sentences have {average:.1f} tokens on average, so an encoder learns next to nothing about word "
-                f"order or meaning"
-            )
         seen = self.sentences.tokens[:LOOKED_AT]
         unknown = (seen == self.tokens.unknown).sum() / max(1, len(seen) - special * len(seen) / (average + special))
+        if average < FEW_TOKENS:
+            warn(
+                f"{self.config.corpus}: sentences have {average:.1f} tokens on average, so an encoder learns next to "
+                f"nothing about word order or meaning. {ANOTHER_TOKENIZER}",
+                stacklevel=3,
+            )
         if unknown > MANY_UNKNOWN:
-            problems.append(f"{unknown:.0%} of the words are unknown to the tokenizer")
-        for problem in problems:
+            problem = f"{unknown:.0%} of the words are unknown to the tokenizer"
             warn(f"{self.config.corpus}: {problem}. {ANOTHER_TOKENIZER}", stacklevel=3)
 
     def info(self) -> dict[str, Any]:
@@ -93,13 +92,11 @@ class RunningText(Data):
     def split(self, part: EvaluatedPart, validation: float) -> tuple[np.ndarray, np.ndarray]:
         bounds = self.sentences.starts
         start, length = bounds[:-1], np.diff(bounds)
-        test = length - (self.config.held_out * length).astype(np.int64)
+        test = start + length - (self.config.held_out * length).astype(np.int64)
         share = self.config.development or validation
-        trained = np.maximum(0, test - (share * length).astype(np.int64))
-        train_rows = _ranges(start, start + trained)
-        if part == "validation":
-            return train_rows, _ranges(start + trained, start + test)
-        return train_rows, _ranges(start + test, start + length)
+        trained = np.maximum(start, test - (share * length).astype(np.int64))
+        held = _ranges(trained, test) if part == "validation" else _ranges(test, bounds[1:])
+        return _ranges(start, trained), held
 
     def owners(self, rows: np.ndarray) -> np.ndarray:
         return self.sentences.document[rows].astype(np.int64)
@@ -145,9 +142,7 @@ class TableData(Data):
         rows = np.arange(len(self.table))
         end = len(rows) - int(self.config.held_out * len(rows))
         trained = max(0, end - int(validation * len(rows)))
-        if part == "validation":
-            return rows[:trained], rows[trained:end]
-        return rows[:trained], rows[end:]
+        return rows[:trained], rows[trained:end] if part == "validation" else rows[end:]
 
     def owners(self, rows: np.ndarray) -> np.ndarray:
         return np.zeros(len(rows), np.int64)
@@ -157,9 +152,7 @@ class TableData(Data):
 
     def info(self) -> dict[str, Any]:
         table = self.table
-        filtered = {}
-        if self.config.label is not None:
-            filtered = {"rows_without_the_label": table.filtered}
+        filtered = {"rows_without_the_label": table.filtered} if self.config.label is not None else {}
         return {
             "fingerprint": f"{table.fingerprint}-{super().info()['fingerprint']}",
             "sizes": {"texts": len(table.texts)},

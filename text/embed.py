@@ -51,20 +51,17 @@ class SentenceEmbedder(FunctionEmbedder):
     """A `SentenceEncoder` for `dipole embed`. The features "embedding" are f and g as the objective sees them."""
 
     def __init__(self, encoder: SentenceEncoder, features: str | None = None) -> None:
-        scaling = encoder.normalize
-        if chosen_features(features, FEATURES) == "embedding":
-            scaling = "none"
+        scaling = "none" if chosen_features(features, FEATURES) == "embedding" else encoder.normalize
         super().__init__(partial(encoder.encode, normalize=scaling), encoder.tokens)
 
 
 def _warns_of_unknown(rows: Sequence[str], tokens: Tokens) -> bool:
     """Warn if nearly all words are unknown, or many sentences without a known word share one vector."""
-    unknown_id = tokens.unknown
-    if unknown_id is None:
+    if tokens.unknown is None:
         return False
     texts = [text for text in rows[:: 1 + len(rows) // LOOKED_AT] if text.strip()]
     found = [each.ids for each in tokens.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
-    unknown = [ids.count(unknown_id) for ids in found]
+    unknown = [ids.count(tokens.unknown) for ids in found]
     lost = sum(count == len(ids) for count, ids in zip(unknown, found, strict=True))
     share = sum(unknown) / max(1, sum(map(len, found)))
     if not texts or (share < NEARLY_ALL and lost <= MANY_LOST * len(texts)):
@@ -109,18 +106,15 @@ def _lines(source: str) -> Iterator[str]:
         raise DataError(f"{source} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _each(rows: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield rows, of a file that is one array of texts each text."""
-    for where, row in rows:
-        items = [row]
-        if isinstance(row, list) and all(isinstance(item, str) for item in row):
-            items = row
-        yield from ((where, item) for item in items)
-
-
 def _cells(rows: Iterable[tuple[str, Any]], column: str | None) -> Iterator[tuple[Any, str]]:
+    def each() -> Iterator[tuple[str, Any]]:
+        """Yield rows, of a file that is one array of texts each text."""
+        for where, row in rows:
+            is_array = isinstance(row, list) and all(isinstance(item, str) for item in row)
+            yield from ((where, item) for item in (row if is_array else [row]))
+
     has_ids: bool | None = None  # the first row says
-    for number, (where, row) in enumerate(_each(rows)):
+    for number, (where, row) in enumerate(each()):
         if isinstance(row, str) and column is None:
             yield number, row
             continue
@@ -133,11 +127,7 @@ def _cells(rows: Iterable[tuple[str, Any]], column: str | None) -> Iterator[tupl
         if not isinstance(row[name], str):
             kind = type(row[name]).__name__
             raise DataError(f'{where}: the column {name!r} holds {kind}, not text. Write a text or "".')
-        if has_ids is None:
-            has_ids = row.get("id") is not None
+        has_ids = row.get("id") is not None if has_ids is None else has_ids
         if has_ids and row.get("id") is None:
             raise DataError(f"{where}: it has no id, the rows before it have.")
-        if has_ids:
-            yield str(row["id"]), row[name]
-        else:
-            yield number, row[name]
+        yield str(row["id"]) if has_ids else number, row[name]

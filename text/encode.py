@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.progress import Progress
@@ -78,24 +78,18 @@ class SentenceEncoder:
         how = normalize or self.normalize
         if how not in get_args(Normalize):
             raise OptionError(f"normalize must be 'halves', 'unit' or 'none', got {how!r}")
-        texts: list[Any] = [sentences]
-        if isinstance(sentences, Iterable):
-            texts = list(sentences)
+        texts: list[Any] = list(sentences) if isinstance(sentences, Iterable) else [sentences]
         for text in texts:
             if not isinstance(text, str):
                 raise DataError(f"sentences must be strings, got {type(text).__name__}")
-        place: dict[str, int] = {}
-        rows = [place.setdefault(text, len(place)) for text in texts]
-        ids = self.tokens.encode(list(place), self.max_length)
-        found = self.encode_ids(ids, batch_tokens, progress)
-        if len(place) < len(rows):
-            found = found[torch.tensor(rows)]
+        place = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+        found = self.encode_ids(self.tokens.encode(list(place), self.max_length), batch_tokens, progress)
+        if len(place) < len(texts):
+            found = found[torch.tensor([place[text] for text in texts])]
         if how != "none" and len(found):
             halves = {"halves": self.model.halves}.get(how, 1)
             found = torch.from_numpy(halves_normalised(found.cpu().numpy(), halves)).to(found.device)
-        if output == "torch":
-            return found
-        return found.cpu().numpy()
+        return found if output == "torch" else found.cpu().numpy()
 
     @torch.inference_mode()
     def encode_ids(
@@ -128,12 +122,8 @@ class SentenceEncoder:
         return out
 
     def _represent(self, batch: TokenBatch) -> Tensor:
-        if self.transform is None:
-            return self.model.represent(batch).float()
-        f, g = (self.transform(side.float()) for side in self.model(batch))
-        if self.model.g is None:
-            return f
-        return torch.cat([f, g], 1)
+        transform = self.transform or nn.Identity()
+        return torch.cat([transform(side.float()) for side in self.model(batch)[: self.model.halves]], 1)
 
 
 class Combined:

@@ -121,8 +121,7 @@ def _write_nearest(probe: ProbeSentences, rows: np.ndarray, vectors: Tensor) -> 
     ids = probe.data.sentences.ids(rows)
     texts = [" ".join(words[int(i)] for i in each) for each in ids]
     candidates = [i for i, each in enumerate(ids) if 6 <= len(each) <= 20] or list(range(len(rows)))
-    step = max(1, len(candidates) // SHOWN)
-    text = nearest_sentences(candidates[::step][:SHOWN], vectors, texts)
+    text = nearest_sentences(candidates[:: max(1, len(candidates) // SHOWN)][:SHOWN], vectors, texts)
     (probe.workdir / "nearest_sentences.txt").write_text(text + "\n", encoding="utf-8")
 
 
@@ -141,7 +140,7 @@ def next_sentence(f: Tensor, g: Tensor, document: Tensor) -> dict[str, float]:
     scores[torch.arange(len(queries), device=f.device), queries] = -torch.inf
     truth = scores.gather(1, (queries + 1)[:, None])
     scores.scatter_(1, (queries + 1)[:, None], -torch.inf)
-    return _rank_metrics("next", *_ranks(scores, truth), len(f) - 1)
+    return _rank_metrics("next", _ranks(scores, truth), len(f) - 1)
 
 
 def find_positives(f: Tensor, g: Tensor, anchor: Tensor, positive: Tensor, negatives: Tensor) -> dict[str, float]:
@@ -172,8 +171,7 @@ def find_positives(f: Tensor, g: Tensor, anchor: Tensor, positive: Tensor, negat
         itself = column[own]
         scores[itself >= 0, itself[itself >= 0]] = -torch.inf
         ranks.append(_ranks(scores, truth))
-    above, equal = (torch.cat(each) for each in zip(*ranks, strict=True))
-    results = _rank_metrics("positive", above, equal, len(candidates))
+    results = _rank_metrics("positive", torch.cat(ranks), len(candidates))
     won = torch.cat(nearer)
     if len(won):
         results["triplet/accuracy"] = float(won.float().mean())
@@ -184,14 +182,14 @@ def _unit(vectors: Tensor) -> Tensor:
     return normalize(finite_rows(vectors.float(), "embeddings", "sentence"))
 
 
-def _ranks(scores: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many wrong candidates of each query score higher than the right one, and how many score as high."""
-    return (scores > truth).sum(1), (scores == truth).sum(1)
+def _ranks(scores: Tensor, truth: Tensor) -> Tensor:
+    """Return how many wrong candidates of each query score higher than the right one, and how many as high, (n, 2)."""
+    return torch.stack([(scores > truth).sum(1), (scores == truth).sum(1)], 1)
 
 
-def _rank_metrics(name: str, above: Tensor, equal: Tensor, candidates: int) -> dict[str, float]:
+def _rank_metrics(name: str, ranks: Tensor, candidates: int) -> dict[str, float]:
     """Return means over all orders of equal scores, so that equal vectors reach what chance does."""
-    above, equal = above.double(), equal.double() + 1
+    above, equal = (ranks.double() + torch.tensor([0, 1], device=ranks.device)).unbind(1)
     reciprocal = (torch.digamma(above + equal + 1) - torch.digamma(above + 1)) / equal  # mean of 1 / rank
     return {
         f"{name}@1": float(((1 - above).clamp_min(0) / equal).mean()),
@@ -220,9 +218,7 @@ def labelled_documents(source: str, column: str | None = None) -> Iterator[tuple
     Rows have text, `label` and maybe `split`, train or test. Without one, every fifth of a class is for testing.
     """
     seen: dict[str, int] = {}
-    parts: tuple[str, ...] = ("",)
-    if source.startswith("hub:"):
-        parts = ("train", "test")
+    parts: tuple[str, ...] = ("train", "test") if source.startswith("hub:") else ("",)
     for part in parts:
         for number, (where, row) in enumerate(located_rows(source, part or "train", "utf-8", READER), 1):
             if part:
@@ -266,8 +262,8 @@ def check_parts(documents: Iterable[tuple[Document, str, bool]], where: str) -> 
     """Raise DataError unless there are documents for training and testing, and two classes for training."""
     kinds = {(label, tested) for _, label, tested in documents}
     trained = {label for label, tested in kinds if not tested}
-    for part, found in (("training", trained), ("testing", {label for label, tested in kinds if tested})):
-        if not found:
+    for part, is_test in (("training", False), ("testing", True)):
+        if is_test not in {tested for _, tested in kinds}:
             raise DataError(f"{where} has no documents for {part}.")
     if len(trained) == 1:
         raise DataError(f"{where} has one class alone for training, {trained.pop()!r}: a classifier needs two.")
@@ -281,11 +277,10 @@ def document_accuracy(
 ) -> dict[str, float]:
     """Test accuracy of a linear classifier on document vectors, "labelled/accuracy"."""
     listed = list(documents)
+    check_parts(listed, where)
     classes = {label: number for number, label in enumerate(sorted({label for _, label, _ in listed}))}
     parts = []
-    check_parts(listed, where)
     for is_test in (False, True):
         mine = [(document, classes[label]) for document, label, tested in listed if tested == is_test]
-        vectors = document_vectors(encode, (d for d, _ in mine))
-        parts += [vectors.to(device), torch.tensor([c for _, c in mine])]
+        parts += [document_vectors(encode, (d for d, _ in mine)).to(device), torch.tensor([c for _, c in mine])]
     return {"labelled/accuracy": linear_probe(*parts).accuracy}

@@ -75,9 +75,7 @@ def _transformer(folder: Path, device: torch.device) -> Any:
     @torch.no_grad()
     def read(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         states = model(input_ids=ids.to(device), attention_mask=mask.to(device)).last_hidden_state.cpu()
-        mode = getattr(model.config, POOLED, "mean")
-        if isinstance(model, DipoleSentenceModel):
-            mode = "cls"
+        mode = "cls" if isinstance(model, DipoleSentenceModel) else getattr(model.config, POOLED, "mean")
         return pooled(states, mask.bool(), mode)
 
     return read

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dipole.core.train.finetuning import LoraTable, fine_tune
-from dipole.core.utils.backbone import NetworkSource, Weights, is_random, load, positions
+from dipole.core.train.finetuning import fine_tune
+from dipole.core.utils.backbone import NetworkSource, is_random, load, positions
 from dipole.core.utils.errors import ConfigError, DataError
-from dipole.core.utils.freezing import Freeze, fix_unused, in_mode
+from dipole.core.utils.freezing import fix_unused, in_mode
 from dipole.text.config import TextSettings
 from dipole.text.encoders import networks
 from dipole.text.encoders.batch import Chunk
@@ -34,10 +34,8 @@ def build_model(c: TextSettings, words: int, fixed: nn.Embedding | None) -> Sent
         )
     if c.sides == 2 and c.pairs != "blocks":  # one encoder reads all members of a block, as in Arora et al.
         g = _side(c, words, fixed)
-    dropout = c.dropout
-    if c.rows_drop:  # the adapter draws a mask for each row, for the rows of all ranks
-        dropout = 0.0
-    return SentenceModel(f, g, dropout=dropout)
+    # Otherwise the adapter draws a mask for each row, for the rows of all ranks.
+    return SentenceModel(f, g, dropout=0.0 if c.rows_drop else c.dropout)
 
 
 def _side(c: TextSettings, words: int, fixed: nn.Embedding | None) -> Encoder:
@@ -45,16 +43,14 @@ def _side(c: TextSettings, words: int, fixed: nn.Embedding | None) -> Encoder:
         if c.transformer is None:
             part = small_transformer(words, c.hidden_size, c.layers, c.heads, c.pooling)
         else:
-            part = build_transformer(c.transformer, c.pooling, words, freeze=c.freeze, lora=c.lora, weights=c.weights)
+            part = build_transformer(c, words)
         if c.rows_drop and c.dropout:
             with_dropout(part, c.dropout)
         return with_head(with_modules(part, c.transformer, c.pooling), c.head)
     tables = [] if fixed is None else [fixed]
     if c.channels != "fixed":
         tables.append(trained_table(words, c.word_size))
-    parts: list[Encoder] = [BagOfWords(table) for table in tables]
-    if c.encoder == "gru":
-        parts = [WordGRU(table, c.hidden_size, c.direction) for table in tables]
+    parts = [WordGRU(t, c.hidden_size, c.direction) if c.encoder == "gru" else BagOfWords(t) for t in tables]
     return parts[0] if len(parts) == 1 else Channels(parts)
 
 
@@ -144,9 +140,7 @@ class Headed(Encoder):
 
     def forward(self, chunk: Chunk) -> Tensor:
         found: Tensor = self.part(chunk)
-        if self.training:
-            return torch.tanh(self.linear(found))
-        return found
+        return torch.tanh(self.linear(found)) if self.training else found
 
 
 def with_head(part: Pooled | Transformer, head: Literal["none", "mlp", "mlp_only_train"]) -> Encoder:
@@ -184,16 +178,9 @@ def frozen_table(vectors: Tensor, known: Tensor) -> nn.Embedding:
     return nn.Embedding.from_pretrained(rows, freeze=True)
 
 
-def build_transformer(
-    source: str,
-    pooling: networks.Pooling,
-    vocabulary: int,
-    *,
-    freeze: Freeze = "none",
-    lora: LoraTable | None = None,
-    weights: Weights | None = None,
-) -> Transformer:
+def build_transformer(c: TextSettings, vocabulary: int) -> Transformer:
     """Build a transformer from a folder, a Hub name or a config file: random weights are for `vocabulary` tokens."""
+    source, weights = str(c.transformer), c.weights
     place = NetworkSource(source, "text.transformer", weights)
     random = weights == "random" or (place.path is not None and not place.weight_files)
 
@@ -230,8 +217,8 @@ def build_transformer(
     if drawn:
         raise place.error(f"{name} is random in evaluation mode: one sentence got two different vectors")
     fix_unused(model, states)
-    fine_tune(model, freeze, lora, "text")
-    part = Transformer(model, pooling)
+    fine_tune(model, c.freeze, c.lora, "text")
+    part = Transformer(model, c.pooling)
     part.described, part.remarks = built.described(place), tuple(built.remarks(place))
     if _reads_padding(model):
         part.remarks += (

@@ -1,9 +1,11 @@
 """A table of pairs: each row is an anchor, its positive and negatives, as numbers of distinct texts, and its label."""
 
 import hashlib
+import math
 import re
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, compress, islice
@@ -80,18 +82,16 @@ class PairLabel:
 
     def _number(self, cell: Any, where: str) -> float:
         text = str(cell).strip().lower()
-        try:
+        with suppress(ValueError):
             value = float(WORDS.get(text, text))
-        except ValueError:
-            value = np.nan
-        if not np.isfinite(value):
-            fix = "Set text.label_from to the label of a pair, such as 'entailment'."
-            if "," in text and not text.strip("-+.,0123456789"):
-                fix = "Write it with a decimal point (pandas: read_csv(FILE, decimal=','), then to_csv)."
-            elif self.use == "target":
-                fix = "Weights are numbers. With text.label_use = 'filter', text.label_from can be the label of a pair."
-            raise DataError(f"{where}: the label {str(cell)[:40]!r} is no number. {fix}")
-        return value
+            if math.isfinite(value):
+                return value
+        fix = "Set text.label_from to the label of a pair, such as 'entailment'."
+        if "," in text and not text.strip("-+.,0123456789"):
+            fix = "Write it with a decimal point (pandas: read_csv(FILE, decimal=','), then to_csv)."
+        elif self.use == "target":
+            fix = "Weights are numbers. With text.label_use = 'filter', text.label_from can be the label of a pair."
+        raise DataError(f"{where}: the label {str(cell)[:40]!r} is no number. {fix}")
 
     def scaled(self, weights: Iterable[float]) -> np.ndarray | None:
         """Return the weights of all rows, (n,) float32 between 0 and 1. None if all rows have one weight."""
@@ -154,7 +154,6 @@ class PairWriter:
         self._file, self._label = file, label
         self._weights = array("d")
         self._digests = bytearray()
-        self._count = 0
         self._pairs = array("q")  # places of anchor and positive of each pair among the added texts
         self._fewer = array("q")  # negatives of each pair
         self._negatives = array("q")  # their places
@@ -167,20 +166,19 @@ class PairWriter:
 
     def add(self, anchor: str, positives: Sequence[str], negatives: Sequence[str], weight: float) -> None:
         """Add a pair for each positive, all with the same anchor, negatives and weight."""
-        self._weights.extend([weight] * len(positives))
-        texts = [anchor, *positives, *negatives]
-        for text in texts:
+        first = len(self._digests) // 16
+        for text in (anchor, *positives, *negatives):
             self._digests += hashlib.sha256(text.encode()).digest()[:16]
             if self._writer is None:
                 self._texts.append(text)
             else:
                 self._writer.write({"text": text})
-        first, *others = range(self._count, self._count + len(texts))
-        self._count += len(texts)
-        for positive in others[: len(positives)]:
+        after = first + 1 + len(positives)
+        for positive in range(first + 1, after):
+            self._weights.append(weight)
             self._pairs.extend((first, positive))
             self._fewer.append(len(negatives))
-            self._negatives.extend(others[len(positives) :])
+            self._negatives.extend(range(after, after + len(negatives)))
 
     def table(self, counts: dict[str, Any]) -> PairTable:
         arrays, is_first = self._arrays()
@@ -212,8 +210,7 @@ class PairWriter:
         negatives = np.full(present.shape, -1, np.int64)
         negatives[present] = numbers[np.array(self._negatives, np.int64)]
         arrays: dict[str, Any] = {"anchor": pairs[:, 0], "positive": pairs[:, 1], "negatives": negatives}
-        weights = self._label.scaled(self._weights)
-        if weights is not None:
+        if (weights := self._label.scaled(self._weights)) is not None:
             arrays["weights"] = weights
         return arrays, is_first
 
@@ -274,13 +271,13 @@ def read_pairs(
     else:
         writer = PairWriter(None, labels)
         table = writer.table(read(writer))
-    if table.incomplete or table.fewer:
-        anchor, positive, *_ = table.columns
-        notes = []
-        if table.incomplete:
-            notes.append(f"{table.incomplete} have no {anchor!r} or no {positive!r} and are skipped")
-        if table.fewer:
-            notes.append(f"{table.fewer} lack a negative and are used with the others")
+    anchor, positive, *_ = table.columns
+    notes = []
+    if table.incomplete:
+        notes.append(f"{table.incomplete} have no {anchor!r} or no {positive!r} and are skipped")
+    if table.fewer:
+        notes.append(f"{table.fewer} lack a negative and are used with the others")
+    if notes:
         warn(f"{source}: of {table.read} rows {', '.join(notes)}")
     return table
 
@@ -321,9 +318,7 @@ def _read(
         check_labels(labels, row, where, columns is not None)
         if "split" in row:
             splits.add(str(row["split"]))
-        weight: float | None = 1
-        if label.column is not None:
-            weight = label.weight(row.get(label.column), where)
+        weight: float | None = label.weight(row.get(label.column), where) if label.column is not None else 1
         if weight is None:
             filtered += 1
             if len(others) < SHOWN:
@@ -373,9 +368,7 @@ def _usual(row: dict[str, Any], where: str) -> tuple[str, ...]:
             is_negative = re.compile(rf"(hard_)?({starts})s?[_-]*\d*", re.IGNORECASE).fullmatch
             return (*used, *(name for name in map(str, row) if is_negative(name) and name not in used))
     for name, cell in row.items():
-        objects = [cell]
-        if isinstance(cell, list):
-            objects = cell
+        objects = cell if isinstance(cell, list) else [cell]
         if objects and isinstance(objects[0], dict):
             what = "conversations" if {"role", "from"} & set(objects[0]) else "objects"
             raise DataError(
@@ -397,20 +390,18 @@ def plain_name(name: Any) -> str:
 
 def check_labels(labels: dict[str, str], row: dict[str, Any], where: str, are_chosen: bool) -> None:
     """Raise DataError if an unused label differs from that of the first row. For chosen columns it is one warning."""
-    for name, first in labels.items():
-        value = str(row.get(name))
-        if value == first:
-            continue
-        found = f"it holds {first[:40]!r} and {value[:40]!r}"
-        use = (
-            f"Set text.label = {name!r} to train rows of label 1, where text.label_from sets another label and "
-            f"text.label_use = 'target' weights rows."
-        )
-        if not are_chosen:
-            raise DataError(
-                f"{where}: the column {name!r} seems to say which rows belong together: {found}. {use} Or set "
-                f"text.columns to train every row as a pair."
-            )
-        warn(f"{where}: the column {name!r} is unused: {found}. Every row is trained as a pair. {use}", stacklevel=5)
-        labels.clear()
+    name = next((name for name, first in labels.items() if str(row.get(name)) != first), None)
+    if name is None:
         return
+    found = f"it holds {labels[name][:40]!r} and {str(row.get(name))[:40]!r}"
+    use = (
+        f"Set text.label = {name!r} to train rows of label 1, where text.label_from sets another label and "
+        f"text.label_use = 'target' weights rows."
+    )
+    if not are_chosen:
+        raise DataError(
+            f"{where}: the column {name!r} seems to say which rows belong together: {found}. {use} Or set "
+            f"text.columns to train every row as a pair."
+        )
+    warn(f"{where}: the column {name!r} is unused: {found}. Every row is trained as a pair. {use}", stacklevel=5)
+    labels.clear()

@@ -29,9 +29,7 @@ def bookcorpus_files() -> tuple[RemoteFile, ...]:
     for each in info.siblings or ():
         if each.rfilename.endswith(".parquet"):
             url = hf_hub_url(BOOKCORPUS, each.rfilename, repo_type="dataset", revision=PARQUET)
-            checksum = None
-            if each.lfs is not None:
-                checksum = f"sha256:{each.lfs.sha256}"
+            checksum = f"sha256:{each.lfs.sha256}" if each.lfs is not None else None
             files.append(RemoteFile(url, each.size, checksum, each.rfilename))
     if not files:
         raise DataError(f"the Hub has no parquet files of {BOOKCORPUS} at {PARQUET}.")

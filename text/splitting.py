@@ -120,9 +120,7 @@ def split_sentences(text: str) -> list[str]:
     """
     sentences: list[str] = []
     for paragraph in paragraphs(StringIO(text)):
-        items = _BULLETS
-        if _FIRST.search(paragraph):
-            items = _NUMBERS
+        items = _NUMBERS if _FIRST.search(paragraph) else _BULLETS
         for item in items.split(paragraph):
             found: list[str] = []
             for part in _parts(" ".join(item.split())):

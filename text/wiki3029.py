@@ -84,28 +84,21 @@ def build(
 
 def _documents(source: Path, unit: Unit, encoding: str) -> Iterator[Document]:
     """The articles of a source one by one, files of a folder in order of their names."""
+    fix = "Give a MediaWiki dump, a file of articles, or a folder of them."
     if not source.exists():
-        raise DataError(f"nothing is at {source}. Give a MediaWiki dump, a file of articles, or a folder of them.")
-    files = [source]
-    if source.is_dir():
-        files = [path for path in visible(source) if path.is_file()]
+        raise DataError(f"nothing is at {source}. {fix}")
+    files = [path for path in visible(source) if path.is_file()] if source.is_dir() else [source]
     if not files:
-        raise DataError(
-            f"the folder {source} holds no file. Give a MediaWiki dump, a file of articles, or a folder of them."
-        )
+        raise DataError(f"the folder {source} holds no file. {fix}")
     for file in files:
         if is_dump(file):
             yield from (Document(title, split_sentences(text)) for title, text in pages(file))
             continue
-        inside = file.name
-        if file != source:
-            inside = file.relative_to(source).as_posix()
-        if ends_with(file, ROWS):
-            for document in documents_of(file_pieces(file, "documents", None, encoding)):
-                yield Document(f"{inside}: {document.name}", document.sentences)  # rows of several files share numbers
-        else:
-            for document in documents_of(file_pieces(file, unit, None, encoding)):
-                yield Document(inside, document.sentences)
+        inside = file.relative_to(source).as_posix() if file != source else file.name
+        are_rows = ends_with(file, ROWS)
+        for document in documents_of(file_pieces(file, "documents" if are_rows else unit, None, encoding)):
+            name = f"{inside}: {document.name}" if are_rows else inside  # rows of several files share numbers
+            yield Document(name, document.sentences)
 
 
 def is_dump(path: Path) -> bool:
@@ -118,9 +111,9 @@ def pages(path: Path) -> Iterator[tuple[str, str]]:
     seen = 0
     try:
         with open_bytes(path) as file:
-            for title, text in _articles(file):
+            for article in _articles(file):
                 seen += 1
-                yield title, text
+                yield article
     except ElementTree.ParseError as error:
         raise DataError(
             f"{path} is no complete MediaWiki dump: {error}, after {counted(seen, 'article')}. Load it anew, or give "

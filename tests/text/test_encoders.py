@@ -156,15 +156,17 @@ def test_encode_normalises_transforms_and_shows_progress(encoder, capsys):
 
 
 def test_transformers_that_cannot_be_loaded(tmp_path):
+    config = TextSettings(encoder="transformer", transformer=str(tmp_path / "config.json"), pooling="cls")
+    checkpoint = config.model_copy(update={"transformer": str(tmp_path / "checkpoint")})
     (tmp_path / "config.json").write_text('{"model_type": "no-such-model"}')
-    refused(ConfigError, "cannot be loaded", build_transformer, str(tmp_path / "config.json"), "mean", 10)
+    refused(ConfigError, "cannot be loaded", build_transformer, config, 10)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "vocab_size": 12, **TINY_BERT}))
-    module = build_transformer(str(tmp_path / "config.json"), "cls", 20)
+    module = build_transformer(config, 20)
     assert module.model.config.vocab_size == 20
     module.model.save_pretrained(tmp_path / "checkpoint")
-    again = build_transformer(str(tmp_path / "checkpoint"), "cls", 20)
+    again = build_transformer(checkpoint, 20)
     assert torch.equal(again.model.embeddings.word_embeddings.weight, module.model.embeddings.word_embeddings.weight)
-    refused(ConfigError, "knows 20 tokens", build_transformer, str(tmp_path / "checkpoint"), "cls", 21)
+    refused(ConfigError, "knows 20 tokens", build_transformer, checkpoint, 21)
 
 
 def test_vocabulary_by_frequency_of_treebank_words_is_saved_and_loaded(tmp_path):

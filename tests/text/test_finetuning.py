@@ -46,7 +46,7 @@ def checkpoint(tmp_path_factory):
 
 def built(folder, **settings):
     torch.manual_seed(1)
-    return build_transformer(str(folder), "mean", 10, **settings)
+    return build_transformer(TextSettings(encoder="transformer", transformer=str(folder), **settings), 10)
 
 
 def test_the_states_are_those_of_transformers_also_with_new_adapters(checkpoint):
@@ -91,7 +91,9 @@ def test_what_is_wrong_is_said_once(checkpoint, tmp_path):
         (transformers.CanineConfig(**SMALL), "canine model reads characters"),
     ):
         AutoModel.from_config(config).save_pretrained(tmp_path)
-        refused(ConfigError, words, build_transformer, str(tmp_path), "mean", 300)
+        refused(
+            ConfigError, words, build_transformer, TextSettings(transformer=str(tmp_path), encoder="transformer"), 300
+        )
 
 
 def test_a_folder_counts_by_its_content(checkpoint, tmp_path):
@@ -277,7 +279,7 @@ def odd_model(folder, name, **more):
     """A model whose sizes have names of their own."""
     torch.manual_seed(0)
     AutoModel.from_config(getattr(transformers, name)(**{**SMALL, "vocab_size": 300, **more})).save_pretrained(folder)
-    return build_transformer(str(folder), "mean", 300)
+    return build_transformer(TextSettings(encoder="transformer", transformer=str(folder)), 300)
 
 
 LED = {

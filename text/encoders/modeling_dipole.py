@@ -43,9 +43,7 @@ class DipoleSentenceModel(PreTrainedModel):
 
     def __init__(self, config: DipoleSentenceConfig) -> None:
         super().__init__(config)
-        self.encoder: Any = nn.Identity()
-        if config.architecture:
-            self.encoder = from_architecture(config.architecture)
+        self.encoder: Any = from_architecture(config.architecture) if config.architecture else nn.Identity()
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:

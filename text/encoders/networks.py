@@ -159,10 +159,8 @@ class Dense(nn.Module):
         self.linear = nn.Linear(size, out, bias=bias)
         self.activation_function = getattr(nn, activation)()  # the library's name
         self.residual: nn.Module | None = None
-        if residual and size == out:
-            self.residual = nn.Identity()
-        elif residual:
-            self.residual = nn.Linear(size, out, bias=False)
+        if residual:
+            self.residual = nn.Identity() if size == out else nn.Linear(size, out, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.activation_function(self.linear(x))
@@ -253,10 +251,7 @@ class SentenceModel(nn.Module):
 
     def represent(self, batch: TokenBatch) -> Tensor:
         """Return [f(s), g(s)], (B, output_width), for evaluation and export."""
-        f, g = self(batch)
-        if self.g is None:
-            return f
-        return torch.cat([f, g], 1)
+        return torch.cat(self(batch)[: self.halves], 1)
 
 
 def architecture(module: nn.Module) -> dict[str, Any]:

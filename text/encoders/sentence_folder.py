@@ -76,7 +76,7 @@ def folder_settings(source: str | None) -> FolderSettings | None:
         return None
     own = _json(source, "config_sentence_transformers.json")
     names = (f"sentence_{kind}_config.json" for kind in _MODEL_TYPES)
-    of_transformer = next((found for name in names if (found := _json(source, name))), {})
+    of_transformer = next(filter(None, (_json(source, name) for name in names)), {})
     limits = [of_transformer.get("max_seq_length"), _json(source, "tokenizer_config.json").get("model_max_length")]
     limit = next((int(each) for each in limits if each and each < NO_LIMIT), None)
     prompts = {name: text for name, text in (own.get("prompts") or {}).items() if text is not None}
@@ -104,10 +104,8 @@ def _modules(source: str) -> list[tuple[str, str]]:
 
 
 def _json(source: str, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    if (file := _file(source, name)) is not None:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    return found
+    file = _file(source, name)
+    return {} if file is None else json.loads(file.read_text(encoding="utf-8"))
 
 
 def _file(source: str, name: str) -> Path | None:
@@ -120,9 +118,7 @@ def _file(source: str, name: str) -> Path | None:
         found = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
     except OSError:
         return None
-    if found is None:
-        return None
-    return Path(found)
+    return None if found is None else Path(found)
 
 
 def _config(source: str, path: str) -> dict[str, Any]:

@@ -54,9 +54,7 @@ def tokenizer_call(encoder: SentenceEncoder, tensors: str) -> str:
     sentences = ["A sentence.", "Another one."]
     if not _prepends(encoder.tokens):
         sentences = [encoder.tokens.prompt + sentence for sentence in sentences]
-    cut = ""
-    if encoder.max_length is not None:
-        cut = ", truncation=True"
+    cut = ", truncation=True" if encoder.max_length is not None else ""
     return f'tokenizer({json.dumps(sentences, ensure_ascii=False)}, padding=True{cut}, return_tensors="{tensors}")'
 
 

@@ -35,9 +35,7 @@ BLANK = " "  # before every sentence: the words' tokenizer reads a blank one as 
 def export(encoder: SentenceEncoder, folder: Path, record: Any) -> None:
     """Call `export_sentence_transformer` and write dipole's model card."""
     export_sentence_transformer(encoder, folder)
-    trust = ""
-    if any(folder.glob("*.py")):
-        trust = ", trust_remote_code=True"
+    trust = ", trust_remote_code=True" if any(folder.glob("*.py")) else ""
     usage = f"""
 from sentence_transformers import SentenceTransformer
 
@@ -80,9 +78,7 @@ def _closed(tokens: Tokens) -> bool:
 
 
 def _own_transformer(encoder: SentenceEncoder, model: SentenceModel, end: Transformer | Pooled) -> list[nn.Module]:
-    inner: Any = end
-    if isinstance(end, Pooled):
-        inner = end.part
+    inner: Any = end.part if isinstance(end, Pooled) else end
     modules = [_transformer(encoder, inner.model), library.Pooling(inner.width, pooling_mode=end.pooling)]
     if isinstance(end, Pooled):
         modules += [_layer(own, a) for own, a in zip(end.layers, end.described_layers, strict=True)]

@@ -62,9 +62,7 @@ class ColumnPairs(PairKind):
         absent = None
         if not present[:, :most].all():
             absent = self.send(np.flatnonzero(~present[:, :most].T.ravel()) + len(rows))
-        weights = None
-        if self.table.weights is not None:
-            weights = self.send(self.table.weights[own])
+        weights = self.send(self.table.weights[own]) if self.table.weights is not None else None
         sentences = self.send_batch(self.data.sentences.ids(ids))
         return Partners(sentences, self.send(np.flatnonzero(hard >= 0)), most, absent, weights)
 
@@ -85,9 +83,7 @@ class ColumnPairs(PairKind):
 
     @staticmethod
     def example(objective: Composite, dim: int, config: TextSettings, count: int) -> Pairs:
-        hard = 1
-        if config.columns is not None:
-            hard = len(config.columns) - 2
+        hard = len(config.columns) - 2 if config.columns is not None else 1
         rows = {name: torch.randn(count, dim) for name in ("anchor", "positive")}
         rows["index"] = torch.arange(count)
         if hard:

@@ -366,9 +366,7 @@ def _pooled_states(model: nn.Module, tokenizer: Any, pooling: Pooling) -> Encode
     options: dict[str, Any] = {"padding": True, "padding_side": "right", "return_tensors": "pt"}
     if limit < 10**6:  # tokenizers without a limit say 10^30
         options |= {"truncation": True, "max_length": int(limit)}
-    empty = ""
-    if not tokenizer("")["input_ids"]:
-        empty = "."
+    empty = "." if not tokenizer("")["input_ids"] else ""
 
     @torch.inference_mode()
     def encode(sentences: list[str]) -> Tensor:

@@ -218,9 +218,7 @@ def _solve_together(
         subsets[train, column] = True
     grid = settings.grid(task.kind)
     found, converged = solve_subsets(x, y, subsets, grid, TOLERANCE, settings.device)  # labels (values, N, columns)
-    score: Score = accuracy
-    if settings.protocol == "skip-thoughts" and task.f1:
-        score = f1_score
+    score: Score = f1_score if settings.protocol == "skip-thoughts" and task.f1 else accuracy
     probe = Probe(unconverged=int((~converged).sum()))
     if probe.unconverged:
         warnings.warn(NotConverged(probe.unconverged, converged.size), stacklevel=2)

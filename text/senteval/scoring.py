@@ -146,9 +146,8 @@ def describe(name: str, result: Mapping[str, Any]) -> str:
         result: its `Result`, or SentEval's own dictionary.
     """
     if "acc" in result:
-        f1 = spread = majority = ""
-        if "f1" in result:
-            f1 = f"  F1 {result['f1']:.2f}"
+        spread = majority = ""
+        f1 = f"  F1 {result['f1']:.2f}" if "f1" in result else ""
         if isinstance(result, Result):
             spread, majority = f" +- {result.standard_error:.2f}", f"  majority {result.majority:.2f}"
         return f"{name:<6} acc {result['acc']:.2f}{spread}{f1}  dev {result['devacc']:.2f}{majority}"

@@ -328,9 +328,7 @@ def sts_benchmark(name: str, files: TaskFiles) -> Task:
     def label(relative: str, number: int, fields: list[str]) -> float:
         return files.number(relative, number, fields[4], 5, float)
 
-    folder = name
-    if name != "STSBenchmark-fix":
-        folder = "STSBenchmark"
+    folder = "STSBenchmark" if name != "STSBenchmark-fix" else name
     splits = {
         split: files.pairs(f"downstream/STS/{folder}/sts-{split}.csv", 7, 5, label, expected)
         for split, expected in (("train", 5749), ("dev", 1500), ("test", 1379))

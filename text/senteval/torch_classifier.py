@@ -23,9 +23,7 @@ LEAST = {"nhid": 0, "tenacity": 0, "epoch_size": 1, "max_epoch": 0, "batch_size"
 def check_whole(value: Any, name: str, least: int, most: int | None = None) -> None:
     """Raise OptionError unless a value is a whole number in its range."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least or value > (most or value):
-        upper = "up"
-        if most is not None:
-            upper = f"to {most}"
+        upper = f"to {most}" if most is not None else "up"
         raise OptionError(f"{name} must be a whole number from {least} {upper}, got {str(value)[:60]!r}")
 
 
