@@ -93,9 +93,8 @@ class TextAdapter(Adapter):
                 f"the corpus {config.corpus} leaves {self.pairs.available} {self.data.row}s for training, fewer than "
                 f"train.batch_size {self.batch_size}"
             )
-        self.pairs.check(self.module)
-        if self.rank == 0:
-            for line in self.pairs.notes:
+        for line in self.pairs.check(self.module):
+            if self.rank == 0:
                 warn(line)
 
     # A trained model without its corpus ------------------------------------------------------------------------------

@@ -187,19 +187,22 @@ def _text_pieces(file: Path, unit: Unit, encoding: str) -> Iterator[Piece]:
     is_lines = unit == "sentences"
     starts = True
     waiting: list[str] = []
-    size = 0
+
+    def piece() -> Piece:
+        if len(STRANGE.findall("".join(waiting))) > STRAY * sum(map(len, waiting)):
+            raise DataError(f"{file} holds no text: after its beginning, it is binary data. Is the file damaged?")
+        return Piece(name, starts, "\n\n".join(waiting), is_lines)
+
     with _open_text(file, encoding) as text:
-        parts = _lines(text, file) if is_lines else paragraphs(text)
-        for part in parts:
+        size = 0
+        for part in _lines(text, file) if is_lines else paragraphs(text):
             waiting.append(part)
             size += len(part)
             if size >= PIECE:
-                _refuse_binary("".join(waiting), file)
-                yield Piece(name, starts, "\n\n".join(waiting), is_lines)
+                yield piece()
                 starts, waiting, size = False, [], 0
         if starts or size:
-            _refuse_binary("".join(waiting), file)
-            yield Piece(name, starts, "\n\n".join(waiting), is_lines)
+            yield piece()
 
 
 @contextmanager
@@ -222,12 +225,6 @@ def _open_text(file: Path, encoding: str) -> Iterator[TextIO]:
                 raise DataError(f"{file} is not {encoding}: {error}. Set text.encoding, for example 'utf-8'.") from None
     except DAMAGED as error:
         raise DataError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-
-
-def _refuse_binary(text: str, file: Path) -> None:
-    """Raise DataError if a later part of a text file is binary data."""
-    if len(STRANGE.findall(text)) > STRAY * len(text):
-        raise DataError(f"{file} holds no text: after its beginning, it is binary data. Is the file damaged?")
 
 
 def _check_start(start: bytes, file: Path, encoding: str) -> None:
@@ -273,11 +270,8 @@ def _row_pieces(rows: Iterable[Located], unit: Unit, column: str | None) -> Iter
 def _text_column(where: str, rows: Sequence[dict[str, str]]) -> str:
     """Find the column of a CSV file that holds text: one with a usual name, or the only one that is not numeric."""
     names = list(rows[0])
-    for name in TEXT_COLUMNS:
-        if name in names:
-            return name
-    texts = names
-    if len(names) > 1:
+    texts = [name for name in TEXT_COLUMNS if name in names][:1] or names
+    if len(texts) > 1:
         texts = [name for name in names if not all(_is_number(row[name]) for row in rows)]
     if len(texts) == 1:
         return texts[0]

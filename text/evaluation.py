@@ -189,7 +189,8 @@ def _ranks(scores: Tensor, truth: Tensor) -> Tensor:
 
 def _rank_metrics(name: str, ranks: Tensor, candidates: int) -> dict[str, float]:
     """Return means over all orders of equal scores, so that equal vectors reach what chance does."""
-    above, equal = (ranks.double() + torch.tensor([0, 1], device=ranks.device)).unbind(1)
+    above, others = ranks.double().unbind(1)
+    equal = others + 1
     reciprocal = (torch.digamma(above + equal + 1) - torch.digamma(above + 1)) / equal  # mean of 1 / rank
     return {
         f"{name}@1": float(((1 - above).clamp_min(0) / equal).mean()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -111,9 +111,8 @@ def _leave_prompt_out(tokenizer: Any, prompt: str) -> None:
     """Take the normalizer that adds the prompt, which comes first, out of a tokenizer."""
     from tokenizers.normalizers import Prepend, Sequence
 
-    parts = [tokenizer.normalizer]
-    if isinstance(tokenizer.normalizer, Sequence):
-        parts = [*cast(Any, tokenizer.normalizer)]
+    first: Any = tokenizer.normalizer
+    parts = [*first] if isinstance(first, Sequence) else [first]
     if parts and isinstance(parts[0], Prepend) and parts[0].prepend == prompt:
         tokenizer.normalizer = Sequence(parts[1:])
 

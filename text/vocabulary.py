@@ -107,16 +107,12 @@ def word_cutter(lower: bool = False) -> Callable[[str], list[str]]:
 
 
 def _pattern_of(words: Iterable[str]) -> str:
-    if any(map(_OTHER_SCRIPT.search, words)):
-        return ANY_SCRIPT
-    return PATTERN
+    return ANY_SCRIPT if any(map(_OTHER_SCRIPT.search, words)) else PATTERN
 
 
 def words_vocabulary(words: Sequence[str], lower: bool = False, pattern: str | None = None) -> "Tokens":
     """Make a vocabulary of the given words, ids from 1 in their order (0 is every other word)."""
-    index = {UNKNOWN: 0}
-    for word in words:
-        index.setdefault(word, len(index))
+    index = {word: number for number, word in enumerate(dict.fromkeys([UNKNOWN, *words]))}
     return Tokens(_configure(Tokenizer(WordLevel(index, unk_token=UNKNOWN)), lower, pattern or _pattern_of(words)))
 
 
@@ -168,10 +164,9 @@ def _options_beside(path: Path) -> dict[str, Any]:
     for file in map(path.with_name, ("special_tokens_map.json", CONFIG)):
         if file.is_file():
             found |= read_json(file)
-    for name, value in found.items():
-        if isinstance(value, dict):  # a token with its settings
-            found[name] = value.get("content")
-    return {name: found[name] for name in OPTIONS if found.get(name) is not None}
+    # A token can stand there with its settings.
+    told = {name: each.get("content") if isinstance(each, dict) else each for name, each in found.items()}
+    return {name: told[name] for name in OPTIONS if told.get(name) is not None}
 
 
 class Tokens:
@@ -227,15 +222,11 @@ class Tokens:
         """Return the id of unknown words, or None if every text can be spelled."""
         model: Any = self.tokenizer.model
         name = getattr(model, "unk_token", None)
-        if name is None:
-            return getattr(model, "unk_id", None)
-        return self.index.get(name)
+        return getattr(model, "unk_id", None) if name is None else self.index.get(name)
 
     def words(self) -> list[str]:
-        out = [""] * len(self)
-        for word, i in self.index.items():
-            out[i] = word
-        return out
+        by_id = {number: word for word, number in self.index.items()}
+        return [by_id.get(number, "") for number in range(len(self))]
 
     @property
     def fingerprint(self) -> str:
@@ -260,19 +251,19 @@ def read_vectors(path: str | Path, wanted: Container[str] | None = None) -> tupl
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
-                fields = line.rstrip().split(" ")
-                if number == 1 and len(fields) == 2 and all(field.isdigit() for field in fields):
-                    width = int(fields[1])
+                first, *numbers = line.rstrip().split(" ")
+                if number == 1 and len(numbers) == 1 and first.isdigit() and numbers[0].isdigit():
+                    width = int(numbers[0])
                     continue
-                width = width or len(fields) - 1
-                if len(fields) < 2 or len(fields) - 1 < width:
-                    problem = f"{len(fields) - 1} numbers after the word, expected {width}"
+                width = width or len(numbers)
+                if not numbers or len(numbers) < width:
+                    problem = f"{len(numbers)} numbers after the word, expected {width}"
                     raise DataError(f"{path}, line {number}: {problem}. {VECTORS}")
-                word = " ".join(fields[: len(fields) - width])  # GloVe 840B has a few words with blanks
+                word = " ".join([first, *numbers[:-width]])  # GloVe 840B has a few words with blanks
                 if word in found or (wanted is not None and word not in wanted):
                     continue
                 with suppress(ValueError):
-                    found[word] = np.array(fields[len(fields) - width :], dtype=np.float32)
+                    found[word] = np.array(numbers[-width:], dtype=np.float32)
                 if word not in found or not np.isfinite(found[word]).all():
                     problem = f"the vector of {word[:40]!r} holds something else than finite numbers"
                     raise DataError(f"{path}, line {number}: {problem}. {VECTORS}")
@@ -280,9 +271,7 @@ def read_vectors(path: str | Path, wanted: Container[str] | None = None) -> tupl
         raise DataError(f"word vectors {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not found and wanted is None:
         raise DataError(f"{path} holds no word vectors. {VECTORS}")
-    if not found:
-        return [], np.zeros((0, width), dtype=np.float32)
-    return list(found), np.stack([*found.values()])
+    return list(found), np.array([*found.values()], dtype=np.float32).reshape(len(found), width)
 
 
 def expand(
@@ -315,9 +304,7 @@ def number_words(sentences: Sequence[str], lower: bool) -> tuple[np.ndarray, np.
         return [index.setdefault(word, len(index)) for word in words]
 
     for sentence in sentences:
-        parts = sentence.split(" ")  # no word holds a blank
-        if UNKNOWN in sentence:
-            parts = [sentence]
+        parts = [sentence] if UNKNOWN in sentence else sentence.split(" ")  # no word holds a blank
         found: list[int] = []
         for part in parts:
             if part not in seen:

@@ -304,9 +304,7 @@ def from_architecture(a: dict[str, Any]) -> Any:
             import transformers
 
             config = dict(a["config"])
-            make: Any = transformers.AutoModel.from_config
-            if "model" in a:
-                make = getattr(transformers, a["model"])
+            make: Any = getattr(transformers, a["model"]) if "model" in a else transformers.AutoModel.from_config
             model = make(transformers.AutoConfig.for_model(config.pop("model_type"), **config))
             if not a["pooler"] and hasattr(model, "pooler"):
                 model.pooler = None

@@ -51,9 +51,8 @@ def with_code(encoder: SentenceEncoder, model: SentenceModel) -> DipoleSentenceM
 
 def tokenizer_call(encoder: SentenceEncoder, tensors: str) -> str:
     """Return the code of a model card for two sentences, behind the prompt if the tokenizer does not add it."""
-    sentences = ["A sentence.", "Another one."]
-    if not _prepends(encoder.tokens):
-        sentences = [encoder.tokens.prompt + sentence for sentence in sentences]
+    prompt = "" if _prepends(encoder.tokens) else encoder.tokens.prompt
+    sentences = [f"{prompt}A sentence.", f"{prompt}Another one."]
     cut = ", truncation=True" if encoder.max_length is not None else ""
     return f'tokenizer({json.dumps(sentences, ensure_ascii=False)}, padding=True{cut}, return_tensors="{tensors}")'
 
@@ -96,8 +95,7 @@ def projected(encoder: SentenceEncoder) -> SentenceModel:
         matrix = encoder.transform(unit)  # rows: images of the unit vectors
     if torch.equal(matrix, unit):
         return model
-    sides = [Projected(side, matrix) for side in model.sides()]
-    return SentenceModel(*sides, dropout=model.dropout).eval()
+    return SentenceModel(*(Projected(side, matrix) for side in model.sides()), dropout=model.dropout).eval()
 
 
 def export_as(to: str, encoder: SentenceEncoder, folder: Path, record: Any) -> None:

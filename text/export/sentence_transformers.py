@@ -52,9 +52,7 @@ def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
     options: dict[str, Any] = {}
     if encoder.tokens.prompts:
         options |= {"prompts": encoder.tokens.prompts, "default_prompt_name": encoder.tokens.default_prompt}
-    end: Any = model.f
-    if isinstance(end, Projected):
-        end = end.part
+    end: Any = model.f.part if isinstance(model.f, Projected) else model.f
     options["similarity_fn_name"] = getattr(end, "similarity", "cosine")
     if isinstance(end, Transformer | Pooled) and model.g is None and _closed(encoder.tokens):
         modules = _own_transformer(encoder, model, end)
@@ -112,20 +110,17 @@ def _transformer(encoder: SentenceEncoder, model: nn.Module) -> nn.Module:
     with tempfile.TemporaryDirectory() as holder:
         model.save_pretrained(holder)  # type: ignore[operator]
         fast_tokenizer(encoder.tokens, encoder.max_length, with_prompt=False).save_pretrained(holder)
-        options = {}
-        if encoder.max_length:
-            options["max_seq_length"] = encoder.max_length
-        module: nn.Module = library.Transformer(holder, **options)
-        return module
+        options = {"max_seq_length": encoder.max_length} if encoder.max_length else {}
+        return library.Transformer(holder, **options)
 
 
 def _word_table(encoder: SentenceEncoder, model: SentenceModel) -> Tensor | None:
     """Return rows (V, width) whose mean over a sentence's words, at unit length, is its vector, or None."""
     whole = encoder.normalize == "unit" or (encoder.normalize == "halves" and model.halves == 1)
     tokens = encoder.tokens
-    if not whole or not tokens.words_only or _closed(tokens) or not tokens.tokenizer.encode(BLANK).ids:
-        return None
-    if not all(isinstance(part, LINEAR) for part in model.modules()):
+    is_linear = all(isinstance(part, LINEAR) for part in model.modules())
+    is_split = tokens.words_only and not _closed(tokens) and tokens.tokenizer.encode(BLANK).ids
+    if not (whole and is_linear and is_split):
         return None
     with torch.no_grad():
         return model.represent(make_batch([[word] for word in range(len(tokens))]))

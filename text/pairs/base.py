@@ -61,7 +61,6 @@ class PairKind(ABC):
     def __post_init__(self) -> None:
         self.available = len(self.train_rows)  # rows, or blocks times their size, that an epoch can use
         self.steps_per_epoch = self.available // self.batch_size
-        self.notes: Sequence[str] = ()  # warnings for the user
 
     def order(self, epoch: int, tried: int, count: int) -> np.ndarray:
         if self.config.order == "sequential":
@@ -73,9 +72,7 @@ class PairKind(ABC):
 
     def send_batch(self, ids: list[np.ndarray]) -> TokenBatch:
         batch = make_batch(ids, self.config.chunks)
-        if self.device.type == "cuda":
-            batch = batch.pin_memory()
-        return batch.to(self.device)
+        return (batch.pin_memory() if self.device.type == "cuda" else batch).to(self.device)
 
     def row_masks(self, vectors: int, count: int, mine: slice, epoch: int, place: int) -> Tensor | None:
         """Draw dropout masks for `vectors` vectors of each row, for all ranks alike. None: nothing is dropped here."""
@@ -118,8 +115,9 @@ class PairKind(ABC):
     def embed(self, model: SentenceModel, batch: TextBatch) -> EncodedBatch:
         """Return the embeddings of a batch and how they are paired."""
 
-    def check(self, model: SentenceModel) -> None:  # noqa: B027 - most kinds have nothing to check
-        """Raise ConfigError if the model cannot be trained on these pairs."""
+    def check(self, model: SentenceModel) -> Sequence[str]:
+        """Return warnings for the user. Raise ConfigError if the model cannot be trained on these pairs."""
+        return []
 
 
 def under_masks(vectors: list[Tensor], batch: TextBatch, model: SentenceModel) -> list[Tensor]:

@@ -36,11 +36,12 @@ class ColumnPairs(PairKind):
         super().__post_init__()
         assert isinstance(self.data, TableData)
         self.table = self.data.table
-        if self.steps_per_epoch:
-            apart = self.config.no_duplicates
-            self.batches = PairBatches(self.table, self.train_rows, self.batch_size, self.order, no_duplicates=apart)
-            self.steps_per_epoch = self.batches.count
-            self.notes = self.batches.notes()
+        apart = self.config.no_duplicates
+        self.batches = PairBatches(self.table, self.train_rows, self.batch_size, self.order, no_duplicates=apart)
+        self.steps_per_epoch = self.batches.count
+
+    def check(self, model: SentenceModel) -> Sequence[str]:
+        return self.batches.notes()
 
     def rows_of(self, epoch: int) -> Callable[[int], np.ndarray]:
         return self.batches.epoch(epoch).__getitem__
@@ -58,13 +59,16 @@ class ColumnPairs(PairKind):
         most = int(present.sum(1).max(initial=0))
         own = rows[mine]
         hard = self.table.negatives[own, :most]
-        ids = np.concatenate([self.table.positive[own], hard[hard >= 0]])
-        absent = None
-        if not present[:, :most].all():
-            absent = self.send(np.flatnonzero(~present[:, :most].T.ravel()) + len(rows))
+        sentences = self.data.sentences.ids(np.concatenate([self.table.positive[own], hard[hard >= 0]]))
+        absent = np.flatnonzero(~present[:, :most].T.ravel()) + len(rows)
         weights = self.send(self.table.weights[own]) if self.table.weights is not None else None
-        sentences = self.send_batch(self.data.sentences.ids(ids))
-        return Partners(sentences, self.send(np.flatnonzero(hard >= 0)), most, absent, weights)
+        return Partners(
+            self.send_batch(sentences),
+            self.send(np.flatnonzero(hard >= 0)),
+            most,
+            self.send(absent) if len(absent) else None,
+            weights,
+        )
 
     def embed(self, model: SentenceModel, batch: TextBatch) -> EncodedBatch:
         partners = batch.partners
@@ -85,10 +89,9 @@ class ColumnPairs(PairKind):
     def example(objective: Composite, dim: int, config: TextSettings, count: int) -> Pairs:
         hard = len(config.columns) - 2 if config.columns is not None else 1
         rows = {name: torch.randn(count, dim) for name in ("anchor", "positive")}
-        rows["index"] = torch.arange(count)
         if hard:
             rows["negatives"] = torch.randn(count, hard, dim)
-        return columns(rows, None)
+        return columns({**rows, "index": torch.arange(count)}, None)
 
 
 def columns(rows: dict[str, Tensor], absent: Tensor | None) -> Pairs:

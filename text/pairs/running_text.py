@@ -1,6 +1,6 @@
 """Pairs in running text: neighbours, a sentence with itself, and blocks of a document."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -80,10 +80,10 @@ class ViewPairs(PairKind):
         first, second = under_masks([*f.chunk(2)], batch, model)
         return EncodedBatch({"first": first, "second": second, "document": batch.document, "index": batch.index}, views)
 
-    def check(self, model: SentenceModel) -> None:
+    def check(self, model: SentenceModel) -> Sequence[str]:
         config = self.config
         if config.transformer is None:
-            return  # the settings say how it drops
+            return []  # the settings say how it drops
         batch = make_batch(self.ids(self.train_rows[:8]), 1)
         with in_mode(True, model), torch.random.fork_rng(), torch.no_grad():
             first, second = model(batch)[0].chunk(2)
@@ -95,6 +95,7 @@ class ViewPairs(PairKind):
                 f"text.transformer = {config.transformer!r} has no dropout, and views differ by their dropout masks "
                 f"alone: both would be the same. {fix}"
             )
+        return []
 
     @staticmethod
     def example(objective: Composite, dim: int, config: TextSettings, count: int) -> Pairs:

@@ -135,14 +135,12 @@ class SE:
             rows = found(partial(np.load, path, allow_pickle=False))
             if rows is not None and rows.ndim == 2 and len(rows) == len(distinct) and self._gives(distinct, rows):
                 return dict(zip(distinct, as_rows(rows, len(distinct), task.name), strict=True))
-        parts = []
         self.progress.start(f"encode {task.name}", len(distinct), 0)
-        for start in range(0, len(distinct), self.params.batch_size):
-            batch = [list(sentence) for sentence in distinct[start : start + self.params.batch_size]]
-            parts.append(as_rows(self.batcher(self.params, batch), len(batch), task.name))
-            self.progress.update(start + len(batch))
+        encode = _in_batches(
+            partial(self.batcher, self.params), self.params.batch_size, task.name, self.progress.update
+        )
+        matrix = encode([list(sentence) for sentence in distinct])
         self.progress.close(len(distinct))
-        matrix = same_width(parts, task.name)
         if path is not None:
             with atomic_file(path) as file:
                 np.save(file, matrix)
@@ -271,18 +269,15 @@ def for_genuine(encode: Any) -> tuple[Prepare, Batcher]:
     encode = as_encode(encode)
     known: dict[str, np.ndarray] = {}
 
-    def add(sentences: list[str]) -> None:
-        if sentences:
-            known.update(zip(sentences, as_rows(encode(sentences), len(sentences), "encode"), strict=True))
+    def batcher(params: Params, batch: list[Sentence]) -> np.ndarray:
+        sentences = [" ".join(sentence) for sentence in batch]
+        if new := sorted(set(sentences) - known.keys()):
+            known.update(zip(new, as_rows(encode(new), len(new), "encode"), strict=True))
+        return np.array([known[sentence] for sentence in sentences])
 
     def prepare(params: Params, samples: list[Sentence]) -> None:
         known.clear()
-        add(sorted({" ".join(sentence) for sentence in samples}))
-
-    def batcher(params: Params, batch: list[Sentence]) -> np.ndarray:
-        sentences = [" ".join(sentence) for sentence in batch]
-        add(sorted(set(sentences) - known.keys()))
-        return np.stack([known[s] for s in sentences])
+        batcher(params, samples)
 
     return prepare, batcher
 
@@ -307,22 +302,26 @@ def as_encode(encoder: Any, batch_size: int | None = None, tokenizer: Any = None
     if tokenizer is not None or pooling != "mean":
         raise OptionError(f"tokenizer and pooling are of a model of transformers, and {type(encoder).__name__} is none")
     if not callable(method):
-        return _in_batches(encoder, batch_size)
+        return encoder if batch_size is None else _in_batches(encoder, batch_size)
     known = signature(method).parameters
     given = {"batch_size": batch_size or BATCH, "show_progress_bar": False}
-    options = {name: value for name, value in given.items() if name in known}
-    if "batch_size" in options:
-        return lambda sentences: method(sentences, **options)
-    return _in_batches(lambda sentences: method(sentences, **options), batch_size)
+    encode = partial(method, **{name: value for name, value in given.items() if name in known})
+    return encode if batch_size is None or "batch_size" in known else _in_batches(encode, batch_size)
 
 
-def _in_batches(encode: Encode, size: int | None) -> Encode:
-    if size is None:
-        return encode
-
-    def encode_all(sentences: list[str]) -> np.ndarray:
-        batches = [sentences[start : start + size] for start in range(0, len(sentences), size)]
-        return same_width([as_rows(encode(batch), len(batch), "encode") for batch in batches], "encode")
+def _in_batches(
+    encode: Encode, size: int, where: str = "encode", tell: Callable[[int], object] = lambda done: None
+) -> Encode:
+    def encode_all(sentences: list[Any]) -> np.ndarray:
+        parts = []
+        for start in range(0, len(sentences), size):
+            batch = sentences[start : start + size]
+            parts.append(as_rows(encode(batch), len(batch), where))
+            tell(start + len(batch))
+        widths = sorted({part.shape[1] for part in parts})
+        if len(widths) > 1:
+            raise DataError(f"{where}: the encoder returned vectors of {' and '.join(map(str, widths[:4]))} numbers")
+        return np.concatenate(parts)
 
     return encode_all
 
@@ -400,22 +399,12 @@ def as_rows(value: Any, count: int, where: str) -> np.ndarray:
     return finite_rows(found, where, "vector").cpu().numpy()
 
 
-def same_width(parts: Sequence[np.ndarray], where: str) -> np.ndarray:
-    """One array of those of several batches."""
-    widths = sorted({part.shape[1] for part in parts})
-    if len(widths) > 1:
-        raise DataError(f"{where}: the encoder returned vectors of {' and '.join(map(str, widths[:4]))} numbers")
-    return np.concatenate(parts)
-
-
 def task_names(tasks: Any) -> list[str]:
     """Names of tasks as a list, each once. Raise OptionError for anything else, and for none."""
     if isinstance(tasks, str):
         return [tasks]
     if isinstance(tasks, Iterable) and not isinstance(tasks, bytes):
-        names = list(tasks)
-        if isinstance(tasks, set | frozenset):
-            names.sort(key=str)
+        names = sorted(tasks, key=str) if isinstance(tasks, set | frozenset) else list(tasks)
         if names and all(isinstance(name, str) for name in names):
             return list(dict.fromkeys(names))
     raise OptionError(f"tasks must be names such as ['MR', 'CR'], got {str(tasks)[:60]!r}")
