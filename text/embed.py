@@ -127,7 +127,8 @@ def _cells(rows: Iterable[tuple[str, Any]], column: str | None) -> Iterator[tupl
         if not isinstance(row[name], str):
             kind = type(row[name]).__name__
             raise DataError(f'{where}: the column {name!r} holds {kind}, not text. Write a text or "".')
-        has_ids = row.get("id") is not None if has_ids is None else has_ids
+        if has_ids is None:
+            has_ids = row.get("id") is not None
         if has_ids and row.get("id") is None:
             raise DataError(f"{where}: it has no id, the rows before it have.")
         yield str(row["id"]) if has_ids else number, row[name]

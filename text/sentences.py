@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -215,15 +216,12 @@ def _map_part(number: int, rows: list[dict[str, Any]], folder: Path, cut: Cut, p
     features = datasets.Features({name: datasets.List(datasets.Value(kind)) for name, kind in types.items()})
     blocks = datasets.Dataset.from_list(rows)
     name = f"{number:05d}"
-    workers = None  # this process
-    if processes > 1 and len(rows) > 1:
-        workers = processes
     options = {
         "features": features,
         "remove_columns": blocks.column_names,
         "cache_file_name": str(folder / f"{name}.arrow"),
         "new_fingerprint": f"{folder.parent.name}-{name}",
-        "num_proc": workers,
+        "num_proc": processes if processes > 1 and len(rows) > 1 else None,  # None: this process
         "writer_batch_size": 4,  # rows of some megabytes
     }
     with quiet(datasets):
@@ -233,10 +231,9 @@ def _map_part(number: int, rows: list[dict[str, Any]], folder: Path, cut: Cut, p
                 return _Part(part)
             for file in folder.glob(f"{name}*.arrow"):
                 file.unlink()
+        run = partial(_cut_apart, cut=cut, parent=os.getpid())
         try:
-            return _Part(
-                blocks.map(partial(_cut_apart, cut=cut, parent=os.getpid()), load_from_cache_file=False, **options)
-            )
+            return _Part(blocks.map(run, load_from_cache_file=False, **options))
         except RuntimeError as error:
             if "died" not in str(error):
                 raise
@@ -283,21 +280,20 @@ def _numbered(
 
 def _first(parts: Iterable[Encoded], limit: int | None) -> Iterator[dict[str, Any]]:
     """Yield the blocks of all parts up to `limit` sentences."""
-    left = limit
+    left = sys.maxsize if limit is None else limit
     for block in chain.from_iterable(parts):
-        if left is not None and len(block["lengths"]) > left:
+        if len(block["lengths"]) > left:
             lengths = block["lengths"][:left]
             flat = block["tokens"][: int(lengths.sum())]
             yield {**block, "tokens": flat, "lengths": lengths, "document": block["document"][:left]}
             return
-        if left is not None:
-            left -= len(block["lengths"])
+        left -= len(block["lengths"])
         yield block
 
 
 def _write(folder: Path, blocks: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> int:
     """Write the three arrays. Return the number of unknown tokens."""
-    sentences = size = unknown = 0
+    size = unknown = 0
     with (
         atomic_file(folder / "tokens.bin") as flat,
         atomic_file(folder / "offsets.bin") as offsets,
@@ -308,10 +304,9 @@ def _write(folder: Path, blocks: Iterable[tuple[np.ndarray, np.ndarray, np.ndarr
             flat.write(np.ascontiguousarray(tokens).data)
             offsets.write((size + np.cumsum(lengths, dtype=np.int64)).data)
             documents.write(np.ascontiguousarray(document).data)
-            sentences += len(lengths)
             size += len(tokens)
             unknown += int((tokens == 0).sum())
-        if not sentences:
+        if not size:
             raise DataError("the corpus holds no sentence")
     return unknown
 

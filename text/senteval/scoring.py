@@ -146,8 +146,8 @@ def describe(name: str, result: Mapping[str, Any]) -> str:
         result: its `Result`, or SentEval's own dictionary.
     """
     if "acc" in result:
-        spread = majority = ""
         f1 = f"  F1 {result['f1']:.2f}" if "f1" in result else ""
+        spread = majority = ""
         if isinstance(result, Result):
             spread, majority = f" +- {result.standard_error:.2f}", f"  majority {result.majority:.2f}"
         return f"{name:<6} acc {result['acc']:.2f}{spread}{f1}  dev {result['devacc']:.2f}{majority}"
@@ -185,12 +185,8 @@ def numbers_of(task: str, result: Result) -> dict[str, float]:
 
 def soft_targets(scores: Sequence[float], classes: int = 5) -> np.ndarray:
     """Spread each score over the two whole grades around it (Tai et al. 2015, Sec. 4.2): (N,) in [1, K] to (N, K)."""
-    y = np.asarray(scores, dtype=np.float64)
-    low = np.floor(y)
-    out = np.zeros((len(y), classes), dtype=np.float32)
-    for grade in range(1, classes + 1):
-        out[:, grade - 1] = np.where(low == grade, low - y + 1, np.where(low + 1 == grade, y - low, 0))
-    return out
+    distance = np.abs(np.asarray(scores, dtype=np.float64)[:, None] - np.arange(1, classes + 1))
+    return np.maximum(0, 1 - distance).astype(np.float32)
 
 
 class Correlation(NamedTuple):
