@@ -1,6 +1,7 @@
 """Turn sentences into vectors with a trained encoder."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dipole.core.utils.errors import DataError, OptionError
+from dipole.core.utils.freezing import in_mode
 from dipole.core.utils.progress import Progress
 from dipole.text.encoders.batch import TokenBatch, by_tokens, pad
 from dipole.text.encoders.networks import SentenceModel
@@ -107,23 +109,17 @@ class SentenceEncoder:
         lengths = np.array([len(each) for each in ids], dtype=np.int64)
         bar = Progress(quiet=not progress)
         bar.start("encode (tokens)", int(lengths.sum()), 0)
-        was, done = self.model.training, 0
-        self.model.eval()
-        try:
+        transform, done = self.transform or nn.Identity(), 0
+        with in_mode(False, self.model), closing(bar):
             for group in by_tokens(lengths, batch_tokens):
-                chunk = pad([ids[i] for i in group[::-1]]).to(device)  # longest first
-                batch = TokenBatch([chunk], torch.arange(len(group), device=device))
-                out[torch.from_numpy(group[::-1].copy()).to(device)] = self._represent(batch)
+                group = group[::-1].copy()  # longest first
+                batch = TokenBatch([pad([ids[i] for i in group]).to(device)], torch.arange(len(group), device=device))
+                sides = self.model(batch)[: self.model.halves]
+                out[torch.from_numpy(group).to(device)] = torch.cat([transform(side.float()) for side in sides], 1)
                 done += int(lengths[group].sum())
                 bar.update(done)
-        finally:
-            self.model.train(was)
             bar.close(done)
         return out
-
-    def _represent(self, batch: TokenBatch) -> Tensor:
-        transform = self.transform or nn.Identity()
-        return torch.cat([transform(side.float()) for side in self.model(batch)[: self.model.halves]], 1)
 
 
 class Combined:
@@ -154,9 +150,7 @@ class Combined:
             options: as in `SentenceEncoder.encode`, with its errors.
         """
         parts = [encoder.encode(sentences, **options) for encoder in self.encoders]
-        if options.get("output") == "torch":
-            return torch.cat(parts, -1)
-        return np.concatenate(parts, -1)
+        return torch.cat(parts, -1) if options.get("output") == "torch" else np.concatenate(parts, -1)
 
 
 def halves_normalised(features: np.ndarray, halves: int = 2) -> np.ndarray:

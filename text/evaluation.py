@@ -1,5 +1,6 @@
 """Measure held-out sentences and pairs, and classify labelled documents."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -117,8 +118,7 @@ def _first(texts: np.ndarray) -> np.ndarray:
 
 def _write_nearest(probe: ProbeSentences, rows: np.ndarray, vectors: Tensor) -> None:
     """Write a few held-out sentences with the sentences nearest to each into the run's folder."""
-    words = probe.data.tokens.words()
-    ids = probe.data.sentences.ids(rows)
+    words, ids = probe.data.tokens.words(), probe.data.sentences.ids(rows)
     texts = [" ".join(words[int(i)] for i in each) for each in ids]
     candidates = [i for i, each in enumerate(ids) if 6 <= len(each) <= 20] or list(range(len(rows)))
     text = nearest_sentences(candidates[:: max(1, len(candidates) // SHOWN)][:SHOWN], vectors, texts)
@@ -218,7 +218,7 @@ def labelled_documents(source: str, column: str | None = None) -> Iterator[tuple
 
     Rows have text, `label` and maybe `split`, train or test. Without one, every fifth of a class is for testing.
     """
-    seen: dict[str, int] = {}
+    seen: Counter[str] = Counter()
     parts: tuple[str, ...] = ("train", "test") if source.startswith("hub:") else ("",)
     for part in parts:
         for number, (where, row) in enumerate(located_rows(source, part or "train", "utf-8", READER), 1):
@@ -231,11 +231,10 @@ def labelled_documents(source: str, column: str | None = None) -> Iterator[tuple
             if split not in ("train", "test", None):
                 raise DataError(f"{where}: split must be train or test, got {split!r}.")
             label = str(row["label"])
-            seen[label] = seen.get(label, 0) + 1
+            seen[label] += 1
             piece = row_piece(row, where, column, number)
-            sentences = sentences_of(piece.text, piece.is_lines)
-            is_test = split == "test" or (split is None and seen[label] % 5 == 0)
-            if sentences:
+            if sentences := sentences_of(piece.text, piece.is_lines):
+                is_test = split == "test" or (split is None and seen[label] % 5 == 0)
                 yield Document(piece.name, sentences), label, is_test
 
 

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -253,12 +254,11 @@ def _cut_apart(block: dict[str, Any], cut: Cut, parent: int) -> dict[str, Any]:
 
 def _vocabulary(parts: Iterable[Encoded], limit: int | None, size: int, lower: bool) -> Tokens:
     """Build the vocabulary of the most frequent words in the first `limit` sentences."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for block in _first(parts, limit):
         numbers = block["tokens"]
         found = np.bincount(numbers[numbers >= 0], minlength=len(block["words"])).tolist()
-        for word, count in zip(block["words"], found, strict=True):
-            counts[word] = counts.get(word, 0) + count
+        counts.update(dict(zip(block["words"], found, strict=True)))
     counts.pop(UNKNOWN, None)
     return counted_vocabulary(((word, count) for word, count in counts.items() if count), size, lower)
 

@@ -24,11 +24,8 @@ class Chunk:
             lengths = self.lengths.to(self.ids.device)
         return torch.arange(self.ids.shape[1], device=self.ids.device) < lengths[:, None]
 
-    def pin_memory(self) -> "Chunk":
-        return Chunk(self.ids.pin_memory(), self.lengths.pin_memory())
-
     def to(self, device: torch.device | str) -> "Chunk":
-        return Chunk(self.ids.to(device, non_blocking=True), self.lengths, self.lengths.to(device, non_blocking=True))
+        return Chunk(_sent(self.ids, device), self.lengths, _sent(self.lengths, device))
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -46,11 +43,15 @@ class TokenBatch:
     chunks: list[Chunk]
     order: Tensor  # (B,) long
 
-    def pin_memory(self) -> "TokenBatch":
-        return TokenBatch([chunk.pin_memory() for chunk in self.chunks], self.order.pin_memory())
-
     def to(self, device: torch.device | str) -> "TokenBatch":
-        return TokenBatch([chunk.to(device) for chunk in self.chunks], self.order.to(device, non_blocking=True))
+        return TokenBatch([chunk.to(device) for chunk in self.chunks], _sent(self.order, device))
+
+
+def _sent(values: Tensor, device: torch.device | str) -> Tensor:
+    """Send a tensor of the CPU. Copies to CUDA are asynchronous, through pinned memory."""
+    if torch.device(device).type == "cuda":
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
 
 
 def pad(sentences: Sequence[Sequence[int] | np.ndarray]) -> Chunk:

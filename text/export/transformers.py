@@ -27,35 +27,28 @@ HOW = {
 def export(encoder: SentenceEncoder, folder: Path, record: Any) -> None:
     """Write model, tokenizer, README.md, and code where transformers has no such model."""
     model = projected(encoder)
-    is_plain = model.g is None and isinstance(model.f, Transformer)
+    trust, network, note = ", trust_remote_code=True", "AutoModel", ""
     mode = "cls"
     scaling: Normalize | None = None
-    if is_plain:
-        part: Any = model.f
-        mode = part.pooling
-        part.model.config.update({POOLED: mode})  # such a model has no place of its own for it
-        part.model.save_pretrained(folder)
-        scaling = "none"
+    if model.g is None and isinstance(model.f, Transformer):
+        mode, scaling = model.f.pooling, "none"
+        inner = model.f.model
+        inner.config.update({POOLED: mode})  # such a model has no place of its own for it
+        inner.save_pretrained(folder)
+        trust, network = "", network_class(inner.config).__name__
+        if encoder.normalize != "none":
+            note = f"The run scales its vectors: {encoder.normalize!r} (whole ones to unit length)."
     else:
         with_code(encoder, model).save_pretrained(folder)
     fast_tokenizer(encoder.tokens, encoder.max_length).save_pretrained(folder)
     check_vectors(encoder, folder, scaling)
-    write_card(folder, _card(encoder, is_plain, HOW[mode]), record, record.data)
-
-
-def _card(encoder: SentenceEncoder, is_plain: bool, how: str) -> Card:
-    trust, note, network = ", trust_remote_code=True", "", "AutoModel"
-    if is_plain:
-        part: Any = encoder.model.f
-        trust, network = "", network_class(part.model.config).__name__
-        if encoder.normalize != "none":
-            note = f"The run scales its vectors: {encoder.normalize!r} (whole ones to unit length)."
     usage = f"""
 from transformers import AutoTokenizer, {network}
 
 tokenizer, model = AutoTokenizer.from_pretrained("FOLDER"), {network}.from_pretrained("FOLDER"{trust})
 batch = {tokenizer_call(encoder, "pt")}
 states = model(batch["input_ids"], batch["attention_mask"]).last_hidden_state
-vectors = {how}
+vectors = {HOW[mode]}
 """
-    return Card("A sentence encoder.", usage, TASK, "transformers", ("feature-extraction",), note)
+    card = Card("A sentence encoder.", usage, TASK, "transformers", ("feature-extraction",), note)
+    write_card(folder, card, record, record.data)

@@ -71,8 +71,7 @@ class PairKind(ABC):
         return to_device(torch.from_numpy(values), self.device)
 
     def send_batch(self, ids: list[np.ndarray]) -> TokenBatch:
-        batch = make_batch(ids, self.config.chunks)
-        return (batch.pin_memory() if self.device.type == "cuda" else batch).to(self.device)
+        return make_batch(ids, self.config.chunks).to(self.device)
 
     def row_masks(self, vectors: int, count: int, mine: slice, epoch: int, place: int) -> Tensor | None:
         """Draw dropout masks for `vectors` vectors of each row, for all ranks alike. None: nothing is dropped here."""

@@ -3,6 +3,7 @@
 import hashlib
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from difflib import get_close_matches
 from functools import partial
 from inspect import signature
@@ -239,7 +240,7 @@ def evaluate(
     distinct = _distinct(sentence for task in loaded for sentence in task.samples())
     shown.start("SentEval", len(loaded), 0, "task")
     results: dict[str, Result] = {}
-    try:
+    with closing(shown):
         shown.status(f"encoding {len(distinct)} sentences")
         matrix = as_rows(encode([" ".join(sentence) for sentence in distinct]), len(distinct), "encode")
         embeddings = dict(zip(distinct, matrix, strict=True))
@@ -247,8 +248,7 @@ def evaluate(
             shown.status(f"scoring {task.name}")
             results[task.name] = score(task, embeddings, settings, {"halves": halves}, shown)
             shown.update(count)
-    finally:
-        shown.close(len(results))
+        shown.close(len(loaded))
     return results
 
 

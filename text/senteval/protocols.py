@@ -4,7 +4,7 @@ All problems are solved together, one by one, or as SentEval's PyTorch does.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,7 +19,7 @@ from dipole.core.train.launch import pick_device
 from dipole.core.utils.errors import ConfigError, DataError, OptionError, nearest
 from dipole.core.utils.text import counted
 from dipole.text.senteval.tasks import Split, Task, take
-from dipole.text.senteval.torch_classifier import Classifier, Fit, check_whole, fit_all
+from dipole.text.senteval.torch_classifier import Classifier, Fit, Fitted, check_whole, fit_all
 
 PROTOCOLS = {
     "fast": "SentEval's folds and grid, logistic regression solved to convergence for all folds and values at once",
@@ -31,6 +31,8 @@ OUTER_SEED = 1111  # written into SentEval's nested cross-validation, whatever i
 SKIP_SEED = 1234
 TOLERANCE = 1e-3  # of the converged solver: at 2e-3 a tie between values of C can fall otherwise
 Score = Callable[[np.ndarray, np.ndarray], float]
+Solved = tuple[list[np.ndarray], Callable[[list[int]], list[np.ndarray]], int]
+"""Inner scores (values, folds) of each problem, a function from its chosen value to its labels, and the unconverged."""
 
 
 def check_device(device: torch.device | str) -> torch.device:
@@ -150,15 +152,15 @@ def _folds(settings: ProbeSettings, seed: int, shuffled: bool = False) -> Any:
     return KFold(settings.kfold)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Probe:
     """What the problems of a task reached, in their order. Scores are in percent."""
 
-    best: list[float] = field(default_factory=list)  # largest inner score
-    chosen: list[float] = field(default_factory=list)  # the value of the grid that reached it
-    predicted: list[np.ndarray] = field(default_factory=list)  # labels of the test part
-    folds: list[float] = field(default_factory=list)  # their accuracy
-    unconverged: int = 0  # logistic regressions that did not reach the tolerance
+    best: list[float]  # largest inner score
+    chosen: list[float]  # the value of the grid that reached it
+    predicted: list[np.ndarray]  # labels of the test part
+    folds: list[float]  # their accuracy
+    unconverged: int  # logistic regressions that did not reach the tolerance
 
     @property
     def dev(self) -> float:
@@ -167,19 +169,6 @@ class Probe:
     @property
     def test(self) -> float:
         return round(float(np.mean(self.folds)), 2)
-
-    def choose(self, scores: np.ndarray, grid: list[float]) -> int:
-        """Add the first best value of the grid by the mean inner scores (values, folds), rounded as SentEval does."""
-        means = [round(100 * float(np.mean(row)), 2) for row in scores]
-        index = int(np.argmax(means))
-        self.best.append(means[index])
-        self.chosen.append(grid[index])
-        return index
-
-    def predict(self, labels: np.ndarray, truth: np.ndarray) -> None:
-        """Add the predicted labels of the next problem."""
-        self.predicted.append(labels)
-        self.folds.append(round(100 * accuracy(truth, labels), 2))
 
 
 def classify(task: Task, splits: dict[str, Split], features: dict[str, np.ndarray], settings: ProbeSettings) -> Probe:
@@ -190,7 +179,14 @@ def classify(task: Task, splits: dict[str, Split], features: dict[str, np.ndarra
         settings = replace(settings, classifier=replace(settings.classifier, nhid=0))
     problems = problems_of(task, splits, y, settings)
     solvers = {"senteval-torch": _solve_torch, "senteval-sklearn": _solve_sklearn}
-    return solvers.get(settings.protocol, _solve_together)(x, y, problems, task, settings)
+    scores, final, unconverged = solvers.get(settings.protocol, _solve_together)(x, y, problems, task, settings)
+    # The first best value by the mean over the folds, rounded as SentEval does.
+    means = [[round(100 * float(np.mean(row)), 2) for row in each] for each in scores]
+    chosen = [int(np.argmax(row)) for row in means]
+    predicted = final(chosen)
+    folds = [round(100 * accuracy(y[p.test], labels), 2) for p, labels in zip(problems, predicted, strict=True)]
+    grid = settings.grid(task.kind)
+    return Probe([max(row) for row in means], [grid[value] for value in chosen], predicted, folds, unconverged)
 
 
 def accuracy(truth: np.ndarray, predicted: np.ndarray) -> float:
@@ -207,7 +203,7 @@ def pair_features(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 def _solve_together(
     x: np.ndarray, y: np.ndarray, problems: list[ProbeProblem], task: Task, settings: ProbeSettings
-) -> Probe:
+) -> Solved:
     """Solve all inner and final problems as columns of one matrix, to convergence."""
     from sklearn.metrics import f1_score
 
@@ -218,22 +214,25 @@ def _solve_together(
         subsets[train, column] = True
     grid = settings.grid(task.kind)
     found, converged = solve_subsets(x, y, subsets, grid, TOLERANCE, settings.device)  # labels (values, N, columns)
+    if not converged.all():
+        warnings.warn(NotConverged(int((~converged).sum()), converged.size), stacklevel=2)
     score: Score = f1_score if settings.protocol == "skip-thoughts" and task.f1 else accuracy
-    probe = Probe(unconverged=int((~converged).sum()))
-    if probe.unconverged:
-        warnings.warn(NotConverged(probe.unconverged, converged.size), stacklevel=2)
     by_column = iter(np.moveaxis(found, 2, 0))  # (values, N) each
-    for number, problem in enumerate(problems):
-        scores = [[score(y[dev], labels[dev]) for labels in next(by_column)] for _, dev in problem.inner]
-        value = probe.choose(np.transpose(scores), grid)
-        labels = found[value, problem.test, len(inner) + number]
-        probe.predict(labels.astype(np.int64), y[problem.test])
-    return probe
+    scores = [
+        np.transpose([[score(y[dev], labels[dev]) for labels in next(by_column)] for _, dev in problem.inner])
+        for problem in problems
+    ]
+
+    def final(chosen: list[int]) -> list[np.ndarray]:
+        parts = zip(problems, chosen, list(by_column), strict=True)
+        return [labels[value, problem.test].astype(np.int64) for problem, value, labels in parts]
+
+    return scores, final, int((~converged).sum())
 
 
 def _solve_sklearn(
     x: np.ndarray, y: np.ndarray, problems: list[ProbeProblem], task: Task, settings: ProbeSettings
-) -> Probe:
+) -> Solved:
     """Fit scikit-learn's classifier for each fold and value, as SentEval calls it, a fold by one thread."""
     from sklearn import config_context
     from sklearn.linear_model import LogisticRegression
@@ -249,32 +248,30 @@ def _solve_sklearn(
     def inner_scores(fold: tuple[np.ndarray, np.ndarray]) -> list[float]:
         return [accuracy(y[fold[1]], found) for found in predict(*fold, grid)]
 
-    probe = Probe()
-    with threadpool_limits(1), ThreadPoolExecutor(torch.get_num_threads()) as threads:
-        for problem in problems:
-            scores = np.array(list(threads.map(inner_scores, problem.inner))).T
-            value = probe.choose(scores, grid)
-            (labels,) = predict(problem.train, problem.test, [grid[value]])
-            probe.predict(labels, y[problem.test])
-    return probe
+    def side_by_side(function: Callable[..., Any], *items: Iterable[Any]) -> list[Any]:
+        with threadpool_limits(1), ThreadPoolExecutor(torch.get_num_threads()) as threads:
+            return list(threads.map(function, *items))
+
+    def final(chosen: list[int]) -> list[np.ndarray]:
+        return side_by_side(lambda p, value: predict(p.train, p.test, [grid[value]])[0], problems, chosen)
+
+    return [np.transpose(side_by_side(inner_scores, problem.inner)) for problem in problems], final, 0
 
 
 def _solve_torch(
     x: np.ndarray, y: np.ndarray, problems: list[ProbeProblem], task: Task, settings: ProbeSettings
-) -> Probe:
+) -> Solved:
     """Train SentEval's PyTorch classifier. As there, the inner score is the accuracy that its early stopping saw."""
     grid = settings.grid(task.kind)
     rows = torch.as_tensor(np.ascontiguousarray(x), dtype=torch.float32).to(settings.device)
     labels = torch.as_tensor(y).to(settings.device)
 
-    def fit(fits: list[Fit]) -> list:
+    def fit(fits: list[Fit]) -> list[Fitted]:
         return fit_all(rows, labels, task.classes, fits, settings.classifier, settings.seed)
 
+    def final(chosen: list[int]) -> list[np.ndarray]:
+        found = fit([Fit(p.train, p.dev, [grid[value]]) for p, value in zip(problems, chosen, strict=True)])
+        return [each.predict(rows[torch.as_tensor(p.test)]) for p, each in zip(problems, found, strict=True)]
+
     inner = iter(fit([Fit(train, dev, grid) for problem in problems for train, dev in problem.inner]))
-    probe = Probe()
-    for problem in problems:
-        probe.choose(np.stack([next(inner).accuracy for _ in problem.inner], 1), grid)
-    finals = fit([Fit(p.train, p.dev, [value]) for p, value in zip(problems, probe.chosen, strict=True)])
-    for problem, final in zip(problems, finals, strict=True):
-        probe.predict(final.predict(rows[torch.as_tensor(problem.test)]), y[problem.test])
-    return probe
+    return [np.stack([next(inner).accuracy for _ in problem.inner], 1) for problem in problems], final, 0
