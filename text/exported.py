@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -111,8 +111,8 @@ def _leave_prompt_out(tokenizer: Any, prompt: str) -> None:
     """Take the normalizer that adds the prompt, which comes first, out of a tokenizer."""
     from tokenizers.normalizers import Prepend, Sequence
 
-    first: Any = tokenizer.normalizer
-    parts = [*first] if isinstance(first, Sequence) else [first]
+    own = tokenizer.normalizer
+    parts = [*cast(Any, own)] if isinstance(own, Sequence) else [own]
     if parts and isinstance(parts[0], Prepend) and parts[0].prepend == prompt:
         tokenizer.normalizer = Sequence(parts[1:])
 

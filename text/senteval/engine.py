@@ -36,7 +36,7 @@ KNOWN = (
 ASKED = 16  # sentences that are encoded again to check cached features
 BATCH = 32  # sentences that a model sees at a time
 
-Encode = Callable[[list[str]], Any]
+Encode = Callable[[list[Any]], Any]
 Pooling = Literal["mean", "cls", "pooler"]
 Batcher = Callable[["Params", list[Sentence]], Any]
 Prepare = Callable[["Params", list[Sentence]], Any]
@@ -45,7 +45,9 @@ Prepare = Callable[["Params", list[Sentence]], Any]
 class Params(dict):
     """SentEval's parameters: a dictionary whose keys are attributes, too. A missing one is None."""
 
-    __getattr__ = dict.get
+    def __getattr__(self, name: str) -> Any:
+        return self.get(name)
+
     __setattr__ = dict.__setitem__
     __delattr__ = dict.__delitem__
 

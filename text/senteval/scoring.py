@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -194,7 +193,11 @@ class Correlation(NamedTuple):
 
     correlation: float
     pvalue: float
-    statistic = property(itemgetter(0))
+
+    @property
+    def statistic(self) -> float:
+        """Return the coefficient."""
+        return self.correlation
 
 
 def correlation(measure: str, left: ArrayLike, right: ArrayLike) -> Correlation:
