@@ -30,8 +30,7 @@ def _wiki3029(arguments: argparse.Namespace) -> int:
     from dipole.text.wiki3029 import build
 
     names = ("articles", "sentences", "words", "seed", "unit", "encoding")
-    options = {name: getattr(arguments, name) for name in names}
-    read, long_enough = build(arguments.source, arguments.out, **options)
+    read, long_enough = build(arguments.source, arguments.out, **{name: getattr(arguments, name) for name in names})
     if arguments.json:
         counts = {"taken": arguments.articles, "long_enough": long_enough, "read": read}
         print(json.dumps({"file": str(arguments.out), "articles": counts}))

@@ -416,8 +416,8 @@ def related_columns(
         raise PairsError(f"labels must be a tensor, got {type(labels).__name__}. Give torch.tensor(class numbers).")
     if labels is not None and len(embeddings) == 1:
         if labels.shape != (batch,):
-            shape = tuple(labels.shape)
-            raise PairsError(f"labels must be one class number for each of {batch} sentences, got {shape}.")
+            shown = tuple(labels.shape)
+            raise PairsError(f"labels must be one class number for each of {batch} sentences, got {shown}.")
         if labels.is_floating_point() and not bool(((labels == labels.round()) & (labels.abs() < LARGEST)).all()):
             raise PairsError(
                 "labels are scores, not classes: one column of text needs a column 'label' of whole numbers. "
@@ -437,11 +437,10 @@ def related_columns(
         )
 
     def paired(rows: dict[str, Tensor]) -> Pairs | tuple[Pairs, ...]:
-        anchor, *others = (rows[f"column{number}"] for number in range(len(embeddings)))
+        anchor, *others = (rows[name] for name in columns)
         if not others:
             return Pairs.from_labels(anchor, rows["labels"])
-        positive, *hard = others
-        classes = rows.get("labels")
+        (positive, *hard), classes = others, rows.get("labels")
         pairs = Pairs.from_columns(anchor, positive, hard, classes)
         if "query_to_query" in directions:
             pairs = pairs.with_intra_batch()

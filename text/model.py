@@ -92,12 +92,9 @@ def fixed_table(c: TextSettings, tokens: Tokens) -> nn.Embedding | None:
     words, vectors = read_vectors(c.vectors, tokens.index)
     if not words:
         raise DataError(f"{c.vectors} holds no word of the corpus {c.corpus}")
-    table = torch.zeros(len(tokens), vectors.shape[1])
-    known = torch.zeros(len(tokens), dtype=torch.bool)
     rows = torch.tensor([tokens.index[word] for word in words])
-    table[rows] = torch.from_numpy(vectors)
-    known[rows] = True
-    return frozen_table(table, known)
+    table = torch.zeros(len(tokens), vectors.shape[1]).index_copy(0, rows, torch.from_numpy(vectors))
+    return frozen_table(table, torch.isin(torch.arange(len(tokens)), rows))
 
 
 @torch.no_grad()
@@ -115,10 +112,8 @@ def expanded(model: SentenceModel, tokens: Tokens, path: str) -> tuple[SentenceM
     old = tokens.words()
     lower = bool(tokens.tokenizer.normalizer and "Lowercase" in str(tokens.tokenizer.normalizer))
     added: list[str] = []
-    for module in model.modules():
-        table = getattr(module, "table", None)
-        if not isinstance(table, nn.Embedding):
-            continue
+    for module in (part for part in model.modules() if isinstance(part, BagOfWords | WordGRU)):
+        table = module.table
         if table.weight.requires_grad:
             added, rows = expand(tokens.index, table.weight.detach().numpy(), words, vectors)
         else:

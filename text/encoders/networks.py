@@ -4,7 +4,7 @@ An exported folder holds a copy of this file and of those it imports: they impor
 dipole.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -176,24 +176,19 @@ class Unit(nn.Module):
         return nn.functional.normalize(x)
 
 
-def layer(a: Mapping[str, Any]) -> nn.Module:
-    """A layer of `Pooled`, with weights to be loaded, from its description."""
-    match a["kind"]:
-        case "dense":
-            return Dense(a["size"], a["out"], a["bias"], a["activation"], a["residual"])
-        case "layer_norm":
-            return nn.LayerNorm(a["size"])
-        case "dropout":
-            return nn.Dropout(a["p"])
-        case "normalize":
-            return Unit()
-    raise ValueError(f"unknown layer {a['kind']!r}")
+LAYERS: dict[str, Callable[..., nn.Module]] = {
+    "dense": Dense,
+    "layer_norm": lambda size: nn.LayerNorm(size),
+    "dropout": nn.Dropout,
+    "normalize": Unit,
+}
+"""Kinds of layers of `Pooled`."""
 
 
 class Pooled(Encoder):
     """A transformer whose tokens are pooled in one or several ways, side by side, and passed through layers.
 
-    `pooling` are names in `POOLING`, `layers` descriptions as `layer` reads them. The transformer's own pooling is
+    `pooling` are names in `POOLING`, `layers` kinds in `LAYERS` with their arguments. The transformer's own pooling is
     not used. `similarity` compares the vectors in sentence-transformers, by default "cosine".
     """
 
@@ -212,7 +207,7 @@ class Pooled(Encoder):
 
     def append(self, described: Mapping[str, Any]) -> None:
         self.described_layers.append(dict(described))
-        self.layers.append(layer(described))
+        self.layers.append(LAYERS[described["kind"]](**{k: value for k, value in described.items() if k != "kind"}))
         self.width = int(described.get("out", self.width))
 
     def forward(self, chunk: Chunk) -> Tensor:

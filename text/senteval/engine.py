@@ -78,7 +78,7 @@ class SE:
         if not callable(batcher) or not (prepare is None or callable(prepare)):
             raise OptionError("batcher and prepare must be functions: batcher(params, sentences) gives an array (n, d)")
         self.params = Params({"seed": 1111, "batch_size": 128, "nhid": 0, "kfold": 5, **params})
-        self.params.classifier = self.params.classifier or {"nhid": 0}
+        self.params["classifier"] = self.params.classifier or {"nhid": 0}
         _check(self.params)
         given, named = self.params.usepytorch, self.params.protocol
         implied = {None: None, True: "senteval-torch", False: "senteval-sklearn"}[given]
@@ -119,7 +119,7 @@ class SE:
         tasks = [load_task(each, self.params.task_path, check) for each in task_names(name)]
         self.results = {}
         for task in tasks:
-            self.params.current_task = task.name
+            self.params["current_task"] = task.name
             self.results[task.name] = score(task, self._encode(task), self.settings, self.params, self.progress)
         if isinstance(name, str):
             self.results = self.results[name]
