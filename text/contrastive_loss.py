@@ -401,10 +401,7 @@ def unwrapped(model: Any) -> Any:
 def width_of(model: SentenceTransformer) -> int:
     """Width of the embeddings in training, which `truncate_dim` does not cut."""
     with model.truncate_embeddings(None):
-        width = model.get_embedding_dimension()
-        if width is None:
-            width = len(model.encode("a", show_progress_bar=False))
-        return int(width)
+        return int(model.get_embedding_dimension() or len(model.encode("a", show_progress_bar=False)))
 
 
 def related_columns(

@@ -19,9 +19,7 @@ class Chunk:
 
     def mask(self) -> Tensor:
         """True on tokens, (b, T)."""
-        lengths = self.sent
-        if lengths is None:
-            lengths = self.lengths.to(self.ids.device)
+        lengths = self.sent if self.sent is not None else self.lengths.to(self.ids.device)
         return torch.arange(self.ids.shape[1], device=self.ids.device) < lengths[:, None]
 
     def to(self, device: torch.device | str) -> "Chunk":

@@ -55,11 +55,8 @@ class DipoleSentenceModel(PreTrainedModel):
         if attention_mask is None:
             attention_mask = torch.ones_like(ids)
         lengths = attention_mask.sum(1).cpu()
-        if not ids.shape[1] or bool((lengths == 0).any()):
-            if ids.shape[1]:
-                ids = ids.clone()
-            else:
-                ids = nn.functional.pad(ids, (0, 1))
+        if bool((lengths == 0).any()):
+            ids = nn.functional.pad(ids, (0, 1))  # a copy, with a place for a token
             ids[(lengths == 0).to(ids.device), 0] = self.config.empty
             lengths = lengths.clamp_min(1)
         lengths, falling = lengths.sort(descending=True, stable=True)

@@ -75,9 +75,7 @@ class Task:
 
     def samples(self) -> list[Sentence]:
         """Every sentence, in the order in which SentEval hands them to `prepare`."""
-        splits = list(self.splits.values())
-        if self.kind == "sts":
-            splits = [split.sorted() for split in splits]
+        splits = [split.sorted() if self.kind == "sts" else split for split in self.splits.values()]
         return [sentence for split in splits for side in split.sentences for sentence in side]
 
 
@@ -224,13 +222,12 @@ def binary(name: str, files: TaskFiles) -> Task:
         relative = f"downstream/{file}"
         text = files.text(relative, "latin-1")
         lines = text.splitlines()
-        hint = ""
-        if len(lines) != len(files.lines(relative, "latin-1")):
-            hint = (
-                " It holds control characters that end a line (0x85, NEL) because it did not pass through `cat -v`, as"
-                " SentEval's script does."
-            )
-        files.expect(relative, len(lines), expected, hint)
+        is_raw = len(lines) != len(files.lines(relative, "latin-1"))
+        hint = (
+            " It holds control characters that end a line (0x85, NEL) because it did not pass through `cat -v`, as "
+            "SentEval's script does."
+        )
+        files.expect(relative, len(lines), expected, hint if is_raw else "")
         contents.append(text)
         sentences += [line.split() for line in lines]
         labels += [label] * len(lines)
@@ -266,9 +263,8 @@ def trec(name: str, files: TaskFiles) -> Task:
 
 def sst(name: str, files: TaskFiles) -> Task:
     """Stanford Sentiment Treebank, two classes and five."""
-    folder, classes, sizes = "binary", 2, (67349, 872, 1821)
-    if name == "SST5":
-        folder, classes, sizes = "fine", 5, (8544, 1101, 2210)
+    kinds = {"SST2": ("binary", 2, (67349, 872, 1821)), "SST5": ("fine", 5, (8544, 1101, 2210))}
+    folder, classes, sizes = kinds[name]
     splits = {}
     for split, expected in zip(("train", "dev", "test"), sizes, strict=True):
         relative = f"downstream/SST/{folder}/sentiment-{split}"
