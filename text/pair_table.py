@@ -58,8 +58,11 @@ class PairLabel:
     use: Literal["filter", "target"] = "filter"
     start: float | str | None = None
 
-    def weight(self, cell: Any, where: str) -> float | None:
+    def weight(self, row: dict[str, Any], where: str) -> float | None:
         """Return the weight of a row, or None if the row is left out."""
+        if self.column is None:
+            return 1.0
+        cell = row.get(self.column)
         if cell is None or cell != cell:  # null, NaN
             return None
         if isinstance(self.start, str):
@@ -318,7 +321,7 @@ def _read(
         check_labels(labels, row, where, columns is not None)
         if "split" in row:
             splits.add(str(row["split"]))
-        weight: float | None = label.weight(row.get(label.column), where) if label.column is not None else 1
+        weight = label.weight(row, where)
         if weight is None:
             filtered += 1
             if len(others) < SHOWN:
