@@ -149,11 +149,11 @@ class TextSettings(Settings):
         if self.rows_drop and "sides" not in self.model_fields_set:
             # The model is frozen for everybody else: the stored configuration must be complete.
             self.__dict__["sides"] = 1
-        problems = self._pair_problems()
+        changed = [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]
+        problems = self._pair_problems(changed)
         if self.held_out + self.development >= 1:
             problems.append("held_out and development together leave nothing for training; their sum must be below 1")
-        defaults = {name: field.default for name, field in type(self).model_fields.items()}
-        of_transformer = [name for name in ("weights", "freeze", "lora") if getattr(self, name) != defaults[name]]
+        of_transformer = [name for name in ("weights", "freeze", "lora") if name in changed]
         if of_transformer and self.transformer is None:
             problems.append(f"{', '.join(of_transformer)}: no effect without transformer, a checkpoint or config.json")
         if self.channels != "trained" and self.vectors is None:
@@ -185,14 +185,14 @@ class TextSettings(Settings):
             ("encoder", "transformer", ("transformer", "layers", "heads", "pooling", "head")),
             ("tokenizer", "words", ("vocabulary_size", "lower")),
         ):
-            used = getattr(self, other)
-            without = [key for key in keys if used != value and getattr(self, key) != defaults[key]]
-            problems += [f"{key} has no effect with {other} {used!r}; it belongs to {value!r}" for key in without]
+            if (used := getattr(self, other)) != value:
+                without = [key for key in keys if key in changed]
+                problems += [f"{key} has no effect with {other} {used!r}; it belongs to {value!r}" for key in without]
         if problems:
             raise ValueError("; ".join(problems))
         return self
 
-    def _pair_problems(self) -> list[str]:
+    def _pair_problems(self, changed: list[str]) -> list[str]:
         problems = []
         if self.pairs == "views":
             if self.sides == 2:
@@ -214,10 +214,8 @@ class TextSettings(Settings):
             if self.label is None and (self.label_use != "filter" or self.label_from is not None):
                 problems.append("label_use and label_from need label, the column of labels")
             start = self.label_from
-            is_weight = start is None or (not isinstance(start, str) and start > 0)
-            if self.label_use == "target" and not is_weight:
+            if self.label_use == "target" and start is not None and (isinstance(start, str) or start <= 0):
                 problems.append("label_from must be a number above 0 with label_use 'target'")
-            for key in ("unit", "column", "classifiers", "losses", "development"):
-                if getattr(self, key) != type(self).model_fields[key].default:
-                    problems.append(f"{key} has no effect with pairs 'columns', whose rows are no documents")
+            without = [key for key in ("unit", "column", "classifiers", "losses", "development") if key in changed]
+            problems += [f"{key} has no effect with pairs 'columns', whose rows are no documents" for key in without]
         return problems

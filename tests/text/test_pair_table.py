@@ -17,8 +17,10 @@ import torch
 import dipole
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.rows import Asker, located_rows
+from dipole.text.config import TextSettings
+from dipole.text.data import TableData
 from dipole.text.pair_table import PairLabel, read_pairs
-from dipole.text.pairs.columns import PairBatches
+from dipole.text.pairs.columns import ColumnPairs
 from tests.ranks import run_python
 from tests.runs import refused
 from tests.systems import was_killed
@@ -88,6 +90,10 @@ def draw(epoch, tried, count):
     return np.random.default_rng((epoch, tried)).permutation(count)
 
 
+class Drawn(ColumnPairs):
+    order = staticmethod(draw)
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("cached", [False, True])
 def test_numbers_and_batches_equal_a_plain_loop(small, tmp_path, seed, cached):
@@ -98,12 +104,13 @@ def test_numbers_and_batches_equal_a_plain_loop(small, tmp_path, seed, cached):
     assert [table.texts[0], table.texts[-1], table.texts[3:9:2]] == [texts[0], texts[-1], texts[3:9:2]]
     found = [[number for number in row if number >= 0] for row in table.numbers_of(np.arange(len(table))).tolist()]
     assert found == expected
-    batches = PairBatches(table, np.arange(len(table)), 4, draw, no_duplicates=True)
+    config = TextSettings(pairs="columns", corpus="t.jsonl")
+    pairs = Drawn(config, TableData(config, None, None, table), np.arange(len(table)), 4, None, None, 1)
     for epoch in range(3):
         reference = batches_of(expected, draw(epoch, 0, len(table)).tolist(), 4)
-        common = min(len(reference), batches.count)
+        common = min(len(reference), pairs.steps_per_epoch)
         assert common > 10
-        assert batches.epoch(epoch)[:common].tolist() == reference[:common]
+        assert [pairs.rows_of(epoch)(place).tolist() for place in range(common)] == reference[:common]
 
 
 def test_a_cached_table_is_made_again_only_if_it_is_damaged_or_incomplete(small, tmp_path):
@@ -149,12 +156,16 @@ from pathlib import Path
 import datasets
 import numpy as np
 from dipole.text.pair_table import read_pairs
-from dipole.text.pairs.columns import PairBatches
+from dipole.core.utils.seeding import Seeds
+from dipole.text.config import TextSettings
+from dipole.text.data import TableData
+from dipole.text.pairs.columns import ColumnPairs
 
+config = TextSettings(pairs="columns", corpus="t.jsonl")
 tracemalloc.start()
 table = read_pairs(sys.argv[1], folder=Path(sys.argv[2]))
 rows = np.arange(len(table))
-PairBatches(table, rows, 64, lambda *asked: np.random.default_rng(0).permutation(asked[2]), no_duplicates=True).epoch(0)
+ColumnPairs(config, TableData(config, None, None, table), rows, 64, Seeds(0), None, 1).rows_of(0)
 print(tracemalloc.get_traced_memory()[1])
 """
 

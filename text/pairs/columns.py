@@ -18,17 +18,19 @@ from dipole.core.utils.text import counted
 from dipole.text.config import TextSettings
 from dipole.text.data import TableData
 from dipole.text.encoders.networks import SentenceModel
-from dipole.text.pair_table import PairTable
 from dipole.text.pairs.base import PairKind, Partners, TextBatch, under_masks
 
-Order = Callable[[int, int, int], np.ndarray]  # (epoch, round, n) -> an order of n rows
 TRIES = 20  # orders that are tried before a batch without duplicates counts as impossible
 TOGETHER = 10_000  # rows whose texts are looked up together
 Row = tuple[int, tuple[int, ...]]  # the number of a row and those of its different texts
 
 
 class ColumnPairs(PairKind):
-    """Batches of rows of a table, by default without a text in common."""
+    """Batches of rows of a table, by default without a text in common.
+
+    The batches of an epoch depend on seed and epoch alone and are the same on every rank. An epoch has as many as the
+    first order fills. If a later one fills fewer, rows are drawn again.
+    """
 
     name = "columns"
 
@@ -36,15 +38,57 @@ class ColumnPairs(PairKind):
         super().__post_init__()
         assert isinstance(self.data, TableData)
         self.table = self.data.table
-        apart = self.config.no_duplicates
-        self.batches = PairBatches(self.table, self.train_rows, self.batch_size, self.order, no_duplicates=apart)
-        self.steps_per_epoch = self.batches.count
+        if not self.config.no_duplicates or not self.steps_per_epoch:
+            return
+        counts = (sum(1 for _ in self._cut(0, tried)) for tried in range(TRIES))
+        self.steps_per_epoch = next(filter(None, counts), 0)
+        if not self.steps_per_epoch:
+            raise DataError(
+                f"no {self.batch_size} of the {counted(self.available, 'row')} are without a text in common, and in a "
+                f"batch it would be a negative of itself ({self._most_frequent()}). Lower train.batch_size, or set "
+                f"text.no_duplicates = false."
+            )
 
     def check(self, model: SentenceModel) -> Sequence[str]:
-        return self.batches.notes()
+        """Warn if rows are left out because they share texts, beyond an incomplete last batch."""
+        left_out = self.available - self.steps_per_epoch * self.batch_size
+        if left_out < self.batch_size:
+            return []
+        return [
+            f"text.no_duplicates leaves out {left_out} of {counted(self.available, 'row')} in each epoch, because "
+            f"they share texts with others ({self._most_frequent()}). Lower train.batch_size, remove duplicates, or "
+            f"set text.no_duplicates = false"
+        ]
 
     def rows_of(self, epoch: int) -> Callable[[int], np.ndarray]:
-        return self.batches.epoch(epoch).__getitem__
+        orders = (self._cut(epoch, tried) for tried in range(TRIES * max(1, self.steps_per_epoch)))
+        found = list(islice(chain.from_iterable(orders), self.steps_per_epoch))
+        if len(found) < self.steps_per_epoch:
+            raise DataError(
+                f"no more than {len(found)} of {self.steps_per_epoch} batches are without duplicates. Lower the batch."
+            )
+        return found.__getitem__
+
+    def _cut(self, epoch: int, tried: int) -> Iterator[np.ndarray]:
+        order = self.order(epoch, tried, self.available)
+        if self.config.no_duplicates:
+            for batch in without_duplicates(self._offer(order), self.batch_size):
+                yield self.train_rows[batch]
+        else:
+            size = self.batch_size
+            yield from self.train_rows[order[: self.steps_per_epoch * size]].reshape(self.steps_per_epoch, size)
+
+    def _offer(self, order: np.ndarray) -> Iterator[Row]:
+        for start in range(0, len(order), TOGETHER):
+            part = order[start : start + TOGETHER]
+            for row, numbers in zip(part.tolist(), self.table.numbers_of(self.train_rows[part]).tolist(), strict=True):
+                yield row, tuple(dict.fromkeys(text for text in numbers if text >= 0))
+
+    def _most_frequent(self) -> str:
+        """Return the text of most rows, and the number of these rows."""
+        counts = Counter(text for _, texts in self._offer(np.arange(self.available)) for text in texts)
+        text, most = counts.most_common(1)[0]
+        return f"{self.table.texts[text][:60]!r} stands in {counted(most, 'row')}"
 
     def batch(self, rows: np.ndarray, mine: slice, epoch: int, place: int) -> TextBatch:
         partners = self._partners(rows, mine)
@@ -137,63 +181,3 @@ def _offered(waiting: dict[int, deque[Row]], rest: Iterator[Row], taken: set[int
             del waiting[text]
     for row in rest:  # noqa: UP028 - `yield from` would end the rest with this batch
         yield row
-
-
-class PairBatches:
-    """The batches of every epoch, each a function of seed and epoch alone and the same on every rank.
-
-    An epoch has as many batches as the first order fills. If a later one fills fewer, rows are drawn again.
-    """
-
-    def __init__(self, table: PairTable, rows: np.ndarray, size: int, draw: Order, *, no_duplicates: bool) -> None:
-        self._table, self._rows, self._size, self._draw, self._apart = table, rows, size, draw, no_duplicates
-        self.count = len(rows) // size
-        if no_duplicates and self.count:
-            self.count = next((n for tried in range(TRIES) if (n := sum(1 for _ in self._cut(0, tried)))), 0)
-            if not self.count:
-                raise DataError(
-                    f"no {size} of the {counted(len(rows), 'row')} are without a text in common, and in a batch it "
-                    f"would be a negative of itself ({self._most_frequent()}). Lower train.batch_size, or set "
-                    f"text.no_duplicates = false."
-                )
-
-    def notes(self) -> Sequence[str]:
-        """Return a warning if rows are left out because they share texts, beyond an incomplete last batch."""
-        left_out = len(self._rows) - self.count * self._size
-        if left_out < self._size:
-            return []
-        return [
-            f"text.no_duplicates leaves out {left_out} of {counted(len(self._rows), 'row')} in each epoch, because "
-            f"they share texts with others ({self._most_frequent()}). Lower train.batch_size, remove duplicates, or "
-            f"set text.no_duplicates = false"
-        ]
-
-    def epoch(self, number: int) -> np.ndarray:
-        """(count, size) row numbers of the table, batch after batch."""
-        orders = (self._cut(number, tried) for tried in range(TRIES * max(1, self.count)))
-        found = list(islice(chain.from_iterable(orders), self.count))
-        if len(found) < self.count:
-            raise DataError(
-                f"no more than {len(found)} of {self.count} batches are without duplicates. Lower the batch."
-            )
-        return np.array(found, np.int64).reshape(self.count, self._size)
-
-    def _cut(self, epoch: int, tried: int) -> Iterator[np.ndarray]:
-        order = self._draw(epoch, tried, len(self._rows))
-        if self._apart:
-            for batch in without_duplicates(self._offer(order), self._size):
-                yield self._rows[batch]
-        else:
-            yield from self._rows[order[: self.count * self._size]].reshape(self.count, self._size)
-
-    def _offer(self, order: np.ndarray) -> Iterator[Row]:
-        for start in range(0, len(order), TOGETHER):
-            part = order[start : start + TOGETHER]
-            for row, numbers in zip(part.tolist(), self._table.numbers_of(self._rows[part]).tolist(), strict=True):
-                yield row, tuple(dict.fromkeys(text for text in numbers if text >= 0))
-
-    def _most_frequent(self) -> str:
-        """Return the text of most rows, and the number of these rows."""
-        counts = Counter(text for _, texts in self._offer(np.arange(len(self._rows))) for text in texts)
-        text, most = counts.most_common(1)[0]
-        return f"{self._table.texts[text][:60]!r} stands in {counted(most, 'row')}"
