@@ -24,7 +24,7 @@ from dipole.text.artifacts import READ_BY, Artifacts, save_artifacts
 from dipole.text.cache import version_of
 from dipole.text.config import TextSettings
 from dipole.text.data import Data, Probes, load_data
-from dipole.text.embed import SentenceEmbedder
+from dipole.text.embed import FunctionEmbedder, sentence_embedder
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders.networks import SentenceModel
 from dipole.text.encoders.sentence_folder import FolderSettings, folder_settings
@@ -147,8 +147,8 @@ class TextAdapter(Adapter):
         """Rows of the part that is evaluated."""
         return self.data.split(self.part, self.validation)[1]
 
-    def embedder(self, features: str | None = None, objective: Any = None) -> SentenceEmbedder:
-        return SentenceEmbedder(self.encoder(objective), features)
+    def embedder(self, features: str | None = None, objective: Any = None) -> FunctionEmbedder:
+        return sentence_embedder(self.encoder(objective), features)
 
     @classmethod
     def sketch(cls, config: Any, batch_size: int, world_size: int = 1) -> Sketch | None:

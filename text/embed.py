@@ -21,7 +21,6 @@ from dipole.text.corpus import TEXT
 from dipole.text.encode import SentenceEncoder
 from dipole.text.vocabulary import Tokens
 
-FEATURES = ("encoder", "embedding")
 COLUMNS = ("sentence", "text", "content")
 BATCH = 4096  # sentences that are read at a time, and sorted by length
 STDIN = "-"
@@ -47,12 +46,10 @@ class FunctionEmbedder(Embedder):
         return torch.as_tensor(np.asarray(self.encode(rows)), dtype=torch.float32)
 
 
-class SentenceEmbedder(FunctionEmbedder):
-    """A `SentenceEncoder` for `dipole embed`. The features "embedding" are f and g as the objective sees them."""
-
-    def __init__(self, encoder: SentenceEncoder, features: str | None = None) -> None:
-        scaling = "none" if chosen_features(features, FEATURES) == "embedding" else encoder.normalize
-        super().__init__(partial(encoder.encode, normalize=scaling), encoder.tokens)
+def sentence_embedder(encoder: SentenceEncoder, features: str | None = None) -> FunctionEmbedder:
+    """Return an encoder for `dipole embed`. The features "embedding" are f and g as the objective sees them."""
+    scaling = "none" if chosen_features(features, ("encoder", "embedding")) == "embedding" else encoder.normalize
+    return FunctionEmbedder(partial(encoder.encode, normalize=scaling), encoder.tokens)
 
 
 def _warns_of_unknown(rows: Sequence[str], tokens: Tokens) -> bool:

@@ -19,7 +19,7 @@ from dipole.core.utils.errors import DataError
 from dipole.text import corpus as reading
 from dipole.text import splitting
 from dipole.text.corpus import Document, documents_of, pydoc_documents, read_pieces, split_sentences
-from dipole.text.embed import SentenceEmbedder
+from dipole.text.embed import sentence_embedder
 from dipole.text.vocabulary import PATTERN, counted_vocabulary, number_words, word_cutter, words_vocabulary
 from tests.runs import refused
 from tests.systems import links
@@ -347,7 +347,7 @@ def test_an_encoder_tells_new_sentences_apart(tmp_path, script):
         assert len(adapter.sentences) >= 6 * len(SENTENCES[script])
         words = word_cutter()(" ".join(SENTENCES[script]))
         new = [f"{a} {b}" for a, b in pairwise(words[:5])]
-        vectors = SentenceEmbedder(adapter.encoder()).vectors(new)
+        vectors = sentence_embedder(adapter.encoder()).vectors(new)
     assert len(torch.unique(vectors, dim=0)) == len(set(new))
 
 
@@ -370,7 +370,7 @@ def test_warns_of_a_tokenizer_of_another_script_and_of_sentences_of_one_token(tm
 def test_warns_once_of_unknown_words_in_embed(tmp_path):
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("the cat sat here . the dog ran there .\n" * 4, encoding="utf-8")
-    embedder = SentenceEmbedder(adapter_of(corpus, unit="sentences", encoder="bow").encoder())
+    embedder = sentence_embedder(adapter_of(corpus, unit="sentences", encoder="bow").encoder())
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         embedder.vectors(["the cat ran", "a dog", "", "here"])

@@ -18,7 +18,7 @@ from dipole.core.train.inference import embed
 from dipole.core.train.model import evaluate_run, load_run
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.utils.errors import CheckpointError, ConfigError, DataError, DipoleError, OptionError, TrainingError
-from dipole.text.embed import FunctionEmbedder, SentenceEmbedder, read_sentences
+from dipole.text.embed import FunctionEmbedder, read_sentences, sentence_embedder
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import networks as encoders
 from dipole.text.export import export_as
@@ -193,7 +193,7 @@ def test_both_formats_hold_the_same_rows_and_nothing_of_inputs_that_end_in_an_er
     rows = [{"id": f"s{i}", "text": f"word{i % 24} word{i % 5}"} for i in range(23)]
     given, encoder = write_rows(tmp_path / "s.jsonl", rows), make_encoder("bow")
     for suffix in ("npy", "parquet"):
-        found = embed(SentenceEmbedder(encoder), given, tmp_path / f"o.{suffix}", batch_size=5, quiet=True)
+        found = embed(sentence_embedder(encoder), given, tmp_path / f"o.{suffix}", batch_size=5, quiet=True)
         assert found == (23, encoder.width)
     array = np.load(tmp_path / "o.npy")
     assert array == pytest.approx(encoder.encode([row["text"] for row in rows]), abs=1e-6)
@@ -206,7 +206,7 @@ def test_both_formats_hold_the_same_rows_and_nothing_of_inputs_that_end_in_an_er
         encoder = FunctionEmbedder(lambda rows, value=value: [[1.0, value if row == "b" else 0.0] for row in rows])
         with pytest.warns(UserWarning, match="1 of 3 vectors are not finite"):
             embed(encoder, str(tmp_path / "s.txt"), tmp_path / "o.npy", batch_size=2, quiet=True)
-    encoder, out = SentenceEmbedder(make_encoder("bow")), tmp_path / "out"
+    encoder, out = sentence_embedder(make_encoder("bow")), tmp_path / "out"
     out.mkdir()
     (tmp_path / "s.jsonl").write_text('{"text": "word1"}\n{"text": 3}\n')
     for suffix in ("npy", "parquet"):
@@ -220,10 +220,10 @@ def test_both_formats_hold_the_same_rows_and_nothing_of_inputs_that_end_in_an_er
 
 def test_the_embedding_is_what_the_objective_sees(tmp_path):
     encoder = make_encoder("uni", transform=lambda z: 3 * z)
-    raw = SentenceEmbedder(encoder, "embedding").vectors(SENTENCES).numpy()
+    raw = sentence_embedder(encoder, "embedding").vectors(SENTENCES).numpy()
     assert raw == pytest.approx(encoder.encode(SENTENCES, normalize="none"), abs=1e-6)
     assert np.linalg.norm(raw, axis=1) != pytest.approx(np.full(len(raw), 2**0.5), abs=1e-3)
-    refused(OptionError, "Allowed: encoder, embedding", SentenceEmbedder, encoder, "head")
+    refused(OptionError, "Allowed: encoder, embedding", sentence_embedder, encoder, "head")
 
 
 def make_encoder(kind, normalize="halves", transform=None, sides=2, words=WORDS):
