@@ -52,10 +52,7 @@ def open_source(source: str, options: Decoding, wanted: Classes = None) -> Sourc
         return replace(opened, reader=read)
     if reader is None:
         if is_file(Path(source)):
-            fix = CONVERT
-            if source.endswith(".tar"):
-                fix = f"Read a tar of webdataset in place as {SHARDS}{source}, or unpack it"
-            raise DataError(f"{source} is a file that dipole cannot read as images. {fix}. Or give {described()}.")
+            raise DataError(f"{source} is a file that dipole cannot read as images. {CONVERT}. Or give {described()}.")
         if source == IMAGENET:
             raise DataError(
                 f"no data at {source!r}. ImageNet is only for registered users of https://image-net.org. Unpack it to "

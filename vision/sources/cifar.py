@@ -16,11 +16,9 @@ HUNDRED = {"train": "train", "test": "test", "meta": "meta"}
 
 def files_in(folder: Path) -> dict[str, list[Path]]:
     """Return the files of each part, or {} if the folder is not CIFAR's."""
-    for names in (TEN, HUNDRED):
-        files = {part: sorted(filter(Path.is_file, folder.glob(name))) for part, name in names.items()}
-        if all(files.values()):
-            return files
-    return {}
+    names = TEN if (folder / TEN["meta"]).is_file() else HUNDRED
+    files = {part: sorted(filter(Path.is_file, folder.glob(name))) for part, name in names.items()}
+    return files if all(files.values()) else {}
 
 
 @register_source("a folder of CIFAR's own files", matches=lambda _, path: bool(files_in(path)))

@@ -108,8 +108,7 @@ def _read(source: str, paths: list[Path], options: Decoding) -> ImageSet:
     for path, (modified, found, _) in zip(paths, indices, strict=True):
         samples += [(path, modified, Sample(*sample)) for sample in found]
     if not samples:
-        count = counted(len(paths), "shard")
-        raise DataError(f"there are no images in the {count} of {source}. Unpack archives that are inside of them.")
+        raise DataError(f"no images in the {counted(len(paths), 'shard')} of {source}. Unpack archives in it.")
     if options.length is not None and options.length > len(samples):
         raise DataError(f"vision.data.length: {options.length} is more than the {len(samples)} images of {source}.")
     bounds = torch.tensor([0, *accumulate(len(found) for _, found, _ in indices)])
