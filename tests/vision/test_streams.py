@@ -112,7 +112,7 @@ def test_what_is_no_shard_is_said(shards, tmp_path):
     nested = tmp_path / "classes.tar"  # as ImageNet's training images
     tar(nested, [("n01.tar", b"x"), ("n02.tar", b"x")])
     refused(DataError, "no images in the 1 shard of .* Unpack archives in it", read, f"wds:{nested}")
-    refused(DataError, "classes.tar is a file that .* shards of webdataset as wds:FILE.tar", read, nested)
+    refused(DataError, "classes.tar is a file that .* shards as wds:FILE.tar", read, nested)
     refused(DataError, "have to lie on a disk", read, "wds:https://somewhere/train-{000..005}.tar")
     for many in ("{0..99999999}", "{0..9999}-{0..9999}"):
         refused(DataError, "expands to more than 1000000 shards", read, f"wds:{tmp_path}/{many}.tar")

@@ -21,9 +21,6 @@ from dipole.vision.sources.images import CONVERT
 from dipole.vision.sources.streamed import open_stream
 from dipole.vision.sources.webdataset import shards
 
-IMAGENET = "imagenet"
-"""The name in recipes whose data each user has to bring."""
-
 import_all(__name__)
 
 
@@ -53,7 +50,7 @@ def open_source(source: str, options: Decoding, wanted: Classes = None) -> Sourc
     if reader is None:
         if is_file(Path(source)):
             raise DataError(f"{source} is a file that dipole cannot read as images. {CONVERT}. Or give {described()}.")
-        if source == IMAGENET:
+        if source == "imagenet":
             raise DataError(
                 f"no data at {source!r}. ImageNet is only for registered users of https://image-net.org. Unpack it to "
                 "FOLDER/train/CLASS and FOLDER/val/CLASS; then add --set vision.data.source=FOLDER."

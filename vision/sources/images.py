@@ -15,10 +15,7 @@ from dipole.vision.decoding import Encoded, Stream, attempt, decode, describe, f
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import Classes, Decoding
 
-CONVERT = (
-    "Give shards of webdataset as wds:FILE.tar, unpack other archives, and save other formats as an .npz: "
-    "numpy.savez(FILE, images=..., labels=...)"
-)
+CONVERT = "Give shards as wds:FILE.tar, unpack archives, save others by numpy.savez(FILE, images=..., labels=...)"
 
 
 def check_wanted(name: str, names: Sequence[str], wanted: Sequence[str]) -> None:
