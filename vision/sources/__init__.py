@@ -75,8 +75,7 @@ def missing(source: str) -> str:
             if is_offline():
                 hub(source, Decoding(), None)
         elif Path(source).suffix and not Path(source).expanduser().exists():  # other names may be a plug-in's
-            named = [how_to_get(part) for part in Path(source).parts]
-            raise DataError(f"no data at {source}.{''.join(named)}")
+            raise DataError(f"no data at {source}.{''.join(map(how_to_get, Path(source).parts))}")
     except DataError as error:
         return str(error)
     return ""

@@ -53,8 +53,6 @@ def _read(file: Path) -> dict[bytes, Any]:
 class _Array:
     """An array of NumPy as it is pickled: (version, shape, type, order, bytes)."""
 
-    state: tuple[Any, ...] = ()
-
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.state = state
 
