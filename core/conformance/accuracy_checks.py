@@ -1,7 +1,5 @@
 """Checks of value and gradient: against the reference, finite differences, low precision and kernels."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 

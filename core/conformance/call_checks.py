@@ -1,7 +1,5 @@
 """Checks of how a loss is called: edge cases, order, determinism, storage, tiles, compilation, descent."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 import pickle

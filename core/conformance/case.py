@@ -3,11 +3,9 @@
 Embeddings are 1-d float64 tensors only so that autograd gives the gradient of the reference.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -71,7 +69,7 @@ class Case:
     parameters: dict[str, list[Vector]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, pairs: Pairs, parameters: dict[str, Tensor] | None = None) -> Case:
+    def of(cls, pairs: Pairs, parameters: dict[str, Tensor] | None = None) -> Self:
         """Return a case with pairs and parameters as lists. Gradients flow back to the given tensors.
 
         Args:
@@ -130,7 +128,7 @@ class Case:
         """Return the anchors with a positive, over which the mean runs."""
         return [i for i in range(len(self.anchors)) if self.positives[i]]
 
-    def on_sphere(self) -> Case:
+    def on_sphere(self) -> Self:
         """Return the case with all vectors at length 1. Zero vectors stay zero."""
         anchors, candidates = [unit(x) for x in self.anchors], [unit(x) for x in self.candidates]
         return replace(self, anchors=anchors, candidates=candidates)

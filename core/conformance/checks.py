@@ -1,7 +1,5 @@
 """Shared parts of all checks: their table, their outcomes, comparisons with a tolerance, and the report of a run."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

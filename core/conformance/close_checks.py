@@ -1,7 +1,5 @@
 """Checks where trained models are: with close positives and near negatives, and with hundreds of rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial

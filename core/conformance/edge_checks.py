@@ -1,7 +1,5 @@
 """Checks of unusual inputs, of several devices and ranks, and of what a call leaves in memory."""
 
-from __future__ import annotations
-
 import gc
 import pickle
 import warnings

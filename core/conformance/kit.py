@@ -8,8 +8,6 @@ It checks dipole's own objectives, plug-ins, and any loss that is called as loss
 `dipole.core.conformance.checks.CHECKS`. docs/background/conformance.md shows results for other libraries.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

@@ -1,10 +1,8 @@
 """The batches of the checks: one for each way in which frameworks choose anchors and candidates."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -36,7 +34,7 @@ class Layout:
     labels: Tensor | None = None
     scores: Tensor | None = None
 
-    def fitted(self, dim: int | None = None, classes: int | None = None) -> Layout:
+    def fitted(self, dim: int | None = None, classes: int | None = None) -> Self:
         """Return the batch with another width, or with labels below a number of classes.
 
         Args:

@@ -1,7 +1,5 @@
 """Modes in which the kit calls a loss: stopped gradients held still, work counted, another device simulated."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -158,7 +156,7 @@ class Elsewhere(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, held: Tensor) -> Elsewhere:
+    def __new__(cls, held: Tensor) -> "Elsewhere":
         made: Elsewhere = torch.Tensor._make_wrapper_subclass(
             cls,
             held.shape,

@@ -3,8 +3,6 @@
 `on_two_ranks` starts `python -m dipole.core.conformance.ranks RANK FOLDER PIPE` and talks to it through the pipe.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import pickle

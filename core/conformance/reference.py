@@ -4,8 +4,6 @@ Nothing here is fast or numerically stable, and no code is shared with the imple
 equation and source. Sums run over indices, exponentials are not shifted, and logarithms come last.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

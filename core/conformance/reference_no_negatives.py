@@ -1,7 +1,5 @@
 """Objectives without negatives and regularizers again, as float64 loops of their formulas (see `reference`)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Subjects of the checks: dipole's objectives and other losses, behind one interface."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import warnings
@@ -114,7 +112,7 @@ class Subject(Declared):
     read: Callable[[str], Composite] | None = None
     twin: Loss | None = None
     needs: BatchNeeds = ANY
-    refit: Callable[[BatchNeeds], Subject] | None = None
+    refit: Callable[[BatchNeeds], "Subject"] | None = None
 
     @property
     def views(self) -> Layout:

@@ -1,7 +1,5 @@
 """Train your own encoder on large batches with little memory, by encoding in microbatches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

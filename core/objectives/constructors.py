@@ -9,7 +9,6 @@ from torch import Tensor
 from dipole.core.objectives import checks, indices
 from dipole.core.objectives.pair_data import (
     NO_VIEW,
-    Instances,
     PairData,
     PairLayout,
     constructor,
@@ -97,8 +96,8 @@ class Constructors(PairData):
             queue=behind,
             by_label=True,
         )
-        instances = Instances(labels, index, weights, weighs_pairs=False, behind=behind, labels_behind=queue_labels)
-        return cls._of_batch(instances, layout, points, indices.joined(points, queue), positives, own, views=False)
+        pairs = layout, points, indices.joined(points, queue), positives, own
+        return cls._of_batch(*pairs, labels, index, weights, views=False, outside_labels=queue_labels)
 
     @classmethod
     @constructor
@@ -150,9 +149,8 @@ class Constructors(PairData):
         layout = PairLayout(((0, batch),), with_queue(((1, batch),), zero), fewest=most, padded=True, shared=most)
         candidates = indices.joined(g, g.new_zeros(zero, g.shape[1]))
         positives, own = indices.neighbours(document, int(window)), torch.arange(batch, device=f.device).unsqueeze(1)
-        unknown = document.new_full((1,), -1)
-        instances = Instances(labels, index, weights, weighs_pairs=False, behind=zero, labels_behind=unknown)
-        return cls._of_batch(instances, layout, f, candidates, positives, own, views=False)
+        pairs = layout, f, candidates, positives, own
+        return cls._of_batch(*pairs, labels, index, weights, views=False, outside_labels=-1)
 
     @classmethod
     @constructor
@@ -201,12 +199,12 @@ class Constructors(PairData):
             raise PairsError("from_blocks(candidates='means') needs anchors='first'.")
 
         n, size, width = x.shape
-        first, instances = ((0, n),), Instances(labels, index, weights)
+        first, instances = ((0, n),), (labels, index, weights)
         if candidates == "means":
             own = torch.arange(n, device=x.device).unsqueeze(1)
             layout = PairLayout(first, ((NO_VIEW, n),), fewest=1, shared=1, of_block=1, draw=draw)
             points, means = full_precision(x[:, 0]), full_precision(x[:, 1:]).mean(1)
-            return cls._of_batch(instances, layout, points, means, own, own[:, :0], views=False)
+            return cls._of_batch(layout, points, means, own, own[:, :0], *instances, views=False)
         points = x.reshape(n * size, width)
         own = torch.arange(n * size, device=x.device).view(n, size, 1)
         member = own % size
@@ -214,11 +212,11 @@ class Constructors(PairData):
         run = ((0, n * size),)
         if anchors == "first":
             layout = PairLayout(first, run, among=n, fewest=size - 1, shared=1, of_block=1, draw=draw)
-            return cls._of_batch(instances, layout, x[:, 0], points, positives[:, 0], own[:, 0], views=False)
+            return cls._of_batch(layout, x[:, 0], points, positives[:, 0], own[:, 0], *instances, views=False)
         most = size - 1
         layout = PairLayout(run, run, among=n * size, fewest=most, mutual=True, shared=most, of_block=size, draw=draw)
         positives, own = positives.flatten(0, 1), own.flatten(0, 1)
-        return cls._of_batch(instances, layout, points, points, positives, own, views=False)
+        return cls._of_batch(layout, points, points, positives, own, *instances, views=False)
 
     @classmethod
     @constructor
@@ -239,7 +237,7 @@ class Constructors(PairData):
         own = torch.arange(len(points), device=points.device).unsqueeze(1)
         run = ((0, len(points)),)
         layout = PairLayout(run, run, among=len(points), fewest=0, mutual=True, shared=0)
-        return cls._of_batch(Instances(), layout, points, points, own[:, :0], own)
+        return cls._of_batch(layout, points, points, own[:, :0], own)
 
     @classmethod
     @constructor
@@ -280,9 +278,8 @@ class Constructors(PairData):
         runs = ((0, batch), (1, batch))
         layout = PairLayout(runs, runs, among=2 * batch, fewest=1, mutual=True, shared=1, sides=True)
         own = torch.arange(2 * batch, device=z.device).unsqueeze(1)
-        instances = Instances(labels, index, weights)
         same_side = own - own % batch + (own + torch.arange(batch, device=z.device)) % batch  # (2B, B), itself first
-        return cls._of_batch(instances, layout, z, z, other_views(own, batch), same_side)
+        return cls._of_batch(layout, z, z, other_views(own, batch), same_side, labels, index, weights)
 
     @classmethod
     @constructor
@@ -358,9 +355,7 @@ class Constructors(PairData):
             queue_of_keys=count > 0,
         )
         candidates = indices.joined(positive, hard.transpose(0, 1).flatten(0, 1))
-        unknown = row.new_full((behind,), -1)
-        instances = Instances(labels, index, weights, behind=behind, labels_behind=unknown)
-        return cls._of_batch(instances, layout, anchor, candidates, own, ignored)
+        return cls._of_batch(layout, anchor, candidates, own, ignored, labels, index, weights, outside_labels=-1)
 
     @classmethod
     @constructor
@@ -411,9 +406,8 @@ class Constructors(PairData):
             shared=every - 1,
             queue=behind,
         )
-        instances = Instances(labels, index, weights, behind=behind)
         candidates, crops = indices.joined(z[: big * batch], queue), indices.other_crops(big, every, batch, z.device)
-        return cls._of_batch(instances, layout, z, candidates, *crops)
+        return cls._of_batch(layout, z, candidates, *crops, labels, index, weights)
 
 
 def _columns(negatives: Tensor | Sequence[Tensor] | None, anchor: Tensor) -> Tensor:

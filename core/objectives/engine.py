@@ -4,8 +4,6 @@ Small matrices are dense. Larger ones run in fused Triton kernels on a GPU, afte
 Tiles also serve float64 and statistics without kernel functions. `DIPOLE_ENGINE` overrides the choice.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os

@@ -1,7 +1,5 @@
 """Gather the rows of all ranks, pair them, and select the anchors of this rank."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -42,35 +42,30 @@ class PairLayout:
     partners: tuple[int, ...] = ()
     added: bool = False  # the values of several Pairs of a batch are added instead of averaged
 
+    @property
+    def outside(self) -> int:
+        """Number of candidates that follow those of the batch."""
+        view, length = self.candidate_views[-1]
+        if view == NO_VIEW and len(self.candidate_views) > 1:
+            return length
+        return 0
 
-@dataclass(frozen=True)
-class Instances:
-    """Labels, indices and weights of the B instances of a batch, and labels of the candidates after them."""
-
-    labels: Tensor | None = None  # (B,)
-    index: Tensor | None = None  # (B,)
-    weights: Tensor | None = None  # (B,), or (B, K) unless the positives depend on other rows
-    weighs_pairs: bool = True
-    behind: int = 0  # number of candidates outside the batch, which are the last ones
-    labels_behind: Tensor | None = None  # (behind,)
-
-    def of_rows(self, values: Tensor, behind: Tensor | int | None, layout: PairLayout) -> tuple[Tensor, Tensor | None]:
+    def of_rows(self, values: Tensor, outside: Tensor | int | None) -> tuple[Tensor, Tensor | None]:
         """Return values (B,) of the instances for the anchors and for the candidates.
 
-        Candidates outside the batch have their own values, (behind,), or a number. With None the values of all
-        candidates are unknown.
+        Candidates outside the batch have their own values, or a number. With None those of all candidates are unknown.
         """
-        batch, runs = len(values), layout.candidate_views
-        own = to_rows(values, layout.anchor_views, batch)
-        if not self.behind and runs == layout.anchor_views:
+        batch, runs, count = len(values), self.candidate_views, self.outside
+        own = to_rows(values, self.anchor_views, batch)
+        if runs == self.anchor_views:
             return own, own
-        if not self.behind:
+        if not count:
             return own, to_rows(values, runs, batch)
-        if behind is None:
+        if outside is None:
             return own, None
-        if isinstance(behind, int):
-            behind = values.new_full((self.behind,), behind)
-        return own, torch.cat([to_rows(values, runs[:-1], batch), behind.to(values.device)])
+        if isinstance(outside, int):
+            outside = values.new_full((count,), outside)
+        return own, torch.cat([to_rows(values, runs[:-1], batch), outside.to(values.device)])
 
 
 def constructor(make: Make) -> Make:
@@ -184,68 +179,46 @@ class PairData:
         )
         checks.check_choice("negatives", negatives, *VIEW_NEGATIVES)
         checks.check_alike(views)
-        instances = Instances(labels, index, weights)
+        instances = labels, index, weights
         if negatives == "queries":
-            return cls._of_queries(instances, views)
+            return cls._of_batch(*_of_queries(views), *instances)
         if negatives == "view_pairs":
-            return cls._of_view_pairs(instances, views)
+            return cls._of_batch(*_of_view_pairs(views), *instances)
         count, batch = len(views), views[0].shape[0]
         z = torch.cat(views)  # (VB, d), view-major
         own = torch.arange(count * batch, device=z.device).unsqueeze(1)
         runs = tuple([(number, batch) for number in range(count)])
         layout = PairLayout(runs, runs, among=count * batch, fewest=count - 1, mutual=True, shared=count - 1)
-        return cls._of_batch(instances, layout, z, z, other_views(own, batch), own)
-
-    @classmethod
-    def _of_queries(cls, instances: Instances, views: Sequence[Tensor]) -> Self:
-        """Return the pairs of `from_views(negatives="queries")`."""
-        batch, keys = len(views[0]), (len(views) - 1) * len(views[0])
-        z = torch.cat([*views[1:], views[0]])
-        own = torch.arange(batch, device=z.device).unsqueeze(1)
-        first, *others = [(number, batch) for number in range(len(views))]
-        layout = PairLayout((first,), (*others, first), first_negative=keys, among=batch, fewest=len(others), shared=1)
-        positives = own + torch.arange(0, keys, batch, device=z.device)
-        return cls._of_batch(instances, layout, views[0], z, positives, own + keys)
-
-    @classmethod
-    def _of_view_pairs(cls, instances: Instances, views: Sequence[Tensor]) -> Self:
-        """Return the pairs of `from_views(negatives="view_pairs")`."""
-        count, batch = len(views), len(views[0])
-        if count == 2:
-            own = torch.arange(batch, device=views[0].device).unsqueeze(1)
-            layout = PairLayout(((0, batch),), ((1, batch),), fewest=1, shared=1)
-            return cls._of_batch(instances, layout, views[0], views[1], own, own[:, :0])
-        z = torch.cat(list(views))
-        first, partners = zip(*combinations(range(count), 2), strict=True)
-        anchors = torch.cat([views[x] for x in first])
-        runs = tuple([(x, batch) for x in first]), tuple([(x, batch) for x in range(count)])
-        layout = PairLayout(*runs, fewest=1, shared=count - 1, view_pairs=True, partners=partners)
-        return cls._of_batch(instances, layout, anchors, z, *indices.partners_of_views(count, batch, z.device))
+        return cls._of_batch(layout, z, z, other_views(own, batch), own, *instances)
 
     @classmethod
     def _of_batch(
         cls,
-        instances: Instances,
         layout: PairLayout,
         anchors: Tensor,
         candidates: Tensor,
         positives: Tensor,
         ignored: Tensor,
+        labels: Tensor | None = None,
+        index: Tensor | None = None,
+        weights: Tensor | None = None,
         *,
         views: bool = True,
+        outside_labels: Tensor | int | None = None,
     ) -> Self:
-        """Return pairs with the labels, indices and weights of the instances of a batch."""
+        """Return pairs with the labels, indices and weights of the B instances, as `PairLayout.of_rows` repeats them."""
         runs, device = len(layout.anchor_views), anchors.device
         batch = layout.anchor_views[0][1] // max(1, layout.of_block)
-        labels, index, weights, candidate_labels = instances.labels, instances.index, instances.weights, None
         checks.check_row_values(labels, batch, "labels")
         checks.check_row_values(index, batch, "index")
+        candidate_labels = None
         if labels is not None:
-            labels, candidate_labels = instances.of_rows(labels.to(device), instances.labels_behind, layout)
+            labels, candidate_labels = layout.of_rows(labels.to(device), outside_labels)
         index = torch.arange(batch, device=device) if index is None else index.to(device)
-        index, candidate_index = instances.of_rows(index, -1, layout)
+        index, candidate_index = layout.of_rows(index, -1)
         if weights is not None:
-            most = positives.shape[1] if instances.weighs_pairs else None
+            # Padded positives that are other instances depend on the batch, so they cannot have weights of their own.
+            most = positives.shape[1] if views or not layout.padded else None
             weights = checks.by_anchor(checks.by_instance(weights, anchors, most, runs, batch), len(anchors), runs)
         known = labels, views, candidate_labels, index, candidate_index, weights
         return cls(anchors, candidates, positives, ignored, *known, layout)
@@ -383,6 +356,33 @@ class PairData:
         mask = indices.mask_of(self.excluded, len(self.candidates))
         mask[:, : self.first_negative] = True
         return mask
+
+
+Parts = tuple[PairLayout, Tensor, Tensor, Tensor, Tensor]  # layout, anchors, candidates, positives, ignored
+
+
+def _of_queries(views: Sequence[Tensor]) -> Parts:
+    """Return the pairs of `from_views(negatives="queries")`."""
+    batch, keys = len(views[0]), (len(views) - 1) * len(views[0])
+    z = torch.cat([*views[1:], views[0]])
+    own = torch.arange(batch, device=z.device).unsqueeze(1)
+    first, *others = [(number, batch) for number in range(len(views))]
+    layout = PairLayout((first,), (*others, first), first_negative=keys, among=batch, fewest=len(others), shared=1)
+    return layout, views[0], z, own + torch.arange(0, keys, batch, device=z.device), own + keys
+
+
+def _of_view_pairs(views: Sequence[Tensor]) -> Parts:
+    """Return the pairs of `from_views(negatives="view_pairs")`."""
+    count, batch = len(views), len(views[0])
+    if count == 2:
+        own = torch.arange(batch, device=views[0].device).unsqueeze(1)
+        return PairLayout(((0, batch),), ((1, batch),), fewest=1, shared=1), views[0], views[1], own, own[:, :0]
+    z = torch.cat(list(views))
+    first, partners = zip(*combinations(range(count), 2), strict=True)
+    anchors = torch.cat([views[x] for x in first])
+    runs = tuple([(x, batch) for x in first]), tuple([(x, batch) for x in range(count)])
+    layout = PairLayout(*runs, fewest=1, shared=count - 1, view_pairs=True, partners=partners)
+    return layout, anchors, z, *indices.partners_of_views(count, batch, z.device)
 
 
 def with_queue(runs: Runs, count: int) -> Runs:

@@ -10,7 +10,7 @@ from torch import Tensor
 from dipole.core.objectives import checks
 from dipole.core.objectives.constructors import Constructors
 from dipole.core.objectives.indices import joined, pads_last
-from dipole.core.objectives.pair_data import NO_VIEW, Instances, PairLayout, Runs, constructor, with_queue
+from dipole.core.objectives.pair_data import NO_VIEW, PairLayout, Runs, constructor, with_queue
 from dipole.core.utils.errors import PairsError
 
 OF_ANCHORS = ("anchors", "positives", "ignored", "labels", "index", "weights")
@@ -132,8 +132,8 @@ class Pairs(Constructors):
         )
         candidates = joined(keys.transpose(0, 1).flatten(0, 1), queue)
         positives = own + torch.arange(0, count * batch, batch, device=own.device)
-        instances = Instances(labels, index, weights, behind=behind, labels_behind=queue_labels)
-        pairs = cls._of_batch(instances, layout, queries, candidates, positives, ignored)
+        instances = labels, index, weights
+        pairs = cls._of_batch(layout, queries, candidates, positives, ignored, *instances, outside_labels=queue_labels)
         if intra_batch:
             return pairs.with_intra_batch()
         return pairs

@@ -1,10 +1,9 @@
 """Evaluate several terms on the pairs of a batch. Terms that use the same similarities share one pass."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,6 +55,20 @@ class GlobalPairs:
         return tuple(map(self.local, self.pairs))
 
 
+@dataclass
+class _Matrix:
+    """One similarity matrix x y^T and the statistics that all terms ask of it."""
+
+    pairs: Pairs  # this rank's anchors
+    x: Tensor  # (A, h) the anchors
+    y: Tensor  # (C, h) the candidates
+    bound: float | None = None  # upper bound of |x_i . y_j|. None if unknown
+    embeddings: tuple[Tensor, Tensor] | None = None  # x and y are multiples of these
+    wanted: list[AnyStatistic] | None = None  # None if no term uses the similarities
+    found: dict[AnyStatistic, Tensor] = field(default_factory=dict)
+    positive: Tensor | None = None  # (A, K)
+
+
 class Rows:
     """The rows of the similarity matrix, as `Objective.loss` gets them.
 
@@ -96,7 +109,7 @@ class Rows:
         self,
         matrix: _Matrix,
         asked: Mapping[str, AnyStatistic],
-        extra_pairs: tuple[Rows, ...] = (),
+        extra_pairs: tuple["Rows", ...] = (),
         features: tuple[Tensor, ...] = (),
         weighs: bool = True,
     ) -> None:
@@ -328,34 +341,6 @@ def without_autocast(device: str) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-@dataclass
-class _Matrix:
-    """One similarity matrix x y^T and the statistics that all terms ask of it."""
-
-    pairs: Pairs  # this rank's anchors
-    x: Tensor  # (A, h) the anchors
-    y: Tensor  # (C, h) the candidates
-    bound: float | None = None  # upper bound of |x_i . y_j|. None if unknown
-    embeddings: tuple[Tensor, Tensor] | None = None  # x and y are multiples of these
-    has_similarities: bool = False  # a term uses them
-    wanted: list[AnyStatistic] = field(default_factory=list)
-    found: dict[AnyStatistic, Tensor] = field(default_factory=dict)
-    positive: Tensor | None = None  # (A, K)
-
-
-@dataclass
-class _Use:
-    """One term on the pairs of a batch."""
-
-    term: Objective
-    weight: float
-    pairs: tuple[Pairs, ...]  # with the anchors of all ranks: its own, then extra ones
-    note: str  # why the value is 0, if that is known before the pass
-    asked: dict[str, AnyStatistic]
-    features: tuple[Tensor, ...]
-    matrices: list[_Matrix] = field(default_factory=list)  # of these pairs
-
-
 def or_one(total: Tensor) -> Tensor:
     """Return a sum of weights >= 0 to divide by: 1 where it is 0."""
     return torch.where(total > 0, total, 1)
@@ -371,7 +356,7 @@ def _weighted_mean(values: Tensor, weights: Tensor, dim: int | None = None) -> T
 def _values_on(terms: Mapping[str, tuple[float, Objective]], pairs: Pairs, batch: GlobalPairs) -> dict[str, TermValue]:
     """Return the value of each term on one Pairs of the batch. Terms with the same similarity share a matrix."""
     matrices: dict[tuple[int, object], _Matrix] = {}
-    uses: dict[str, _Use] = {}
+    waiting: dict[str, Callable[[], TermValue]] = {}
     for name, (weight, term) in terms.items():
         features: tuple[Tensor, ...] = ()
         if term.on_features:  # (B, H) of each view of all ranks. Without others they are the embeddings
@@ -385,19 +370,20 @@ def _values_on(terms: Mapping[str, tuple[float, Objective]], pairs: Pairs, batch
             prepared = prepared[:1]
         else:
             asked = term.statistics()
-        use = uses[name] = _Use(term, weight, prepared, note, asked, features)
+        used = []
         for number, each in enumerate(prepared):
-            key = id(each), term.matrix_key()  # `uses` holds the pairs, so that no two have one id
+            key = id(each), term.matrix_key()  # `waiting` holds the pairs, so that no two have one id
             if key not in matrices:
                 matrices[key] = _matrix_of(term, batch.local(each, extra=number > 0))
+            matrix = matrices[key]
             if not note and term.similarity is not None:
-                matrices[key].wanted += use.asked.values()
-                matrices[key].has_similarities = True
-            use.matrices.append(matrices[key])
+                matrix.wanted = [*(matrix.wanted or []), *asked.values()]
+            used.append(matrix)
+        waiting[name] = partial(_value, term, weight, note, prepared, used, asked, features)
     for m in matrices.values():
-        if m.has_similarities:
+        if m.wanted is not None:
             m.positive, m.found = similarities(m.x, m.y, m.pairs, m.wanted, m.bound, m.embeddings)
-    return {name: _value(use) for name, use in uses.items()}
+    return {name: value() for name, value in waiting.items()}
 
 
 def _prepared(term: Objective, pairs: Pairs) -> tuple[Pairs, ...]:
@@ -425,14 +411,21 @@ def _matrix_of(term: Objective, pairs: Pairs) -> _Matrix:
     return _Matrix(pairs, x, y, bound, embeddings)
 
 
-def _value(use: _Use) -> TermValue:
-    """Return the value of a term, and why it is 0 without being learned."""
-    term, matrix = use.term, use.matrices[0]
-    if use.note:
-        return _zero(use, use.note)
-    weighs = term.weighting != "own"
-    others = tuple([Rows(other, use.asked, weighs=weighs) for other in use.matrices[1:]])
-    rows = Rows(matrix, use.asked, others, use.features, weighs)
+def _value(
+    term: Objective,
+    weight: float,
+    note: str,
+    prepared: tuple[Pairs, ...],
+    matrices: list[_Matrix],
+    asked: dict[str, AnyStatistic],
+    features: tuple[Tensor, ...],
+) -> TermValue:
+    """Return the value of a term, 0 with a note. `prepared` are its pairs with all ranks' anchors, its own first."""
+    matrix, weighs, left_out = matrices[0], term.weighting != "own", _left_out(term, prepared[0])
+    if note:
+        return TermValue((matrix.x * 0.0).sum(), weight, note, left_out)
+    others = tuple([Rows(other, asked, weighs=weighs) for other in matrices[1:]])
+    rows = Rows(matrix, asked, others, features, weighs)
     value = term.loss(matrix.x if matrix.positive is None else matrix.positive, rows)
     if not isinstance(value, Tensor) or value.shape not in ((), (len(matrix.x),)):
         wanted = f"one value for each anchor, ({len(matrix.x)},), or a scalar, ()"
@@ -448,29 +441,24 @@ def _value(use: _Use) -> TermValue:
             f"{name} cannot use weights: its value is no mean over rows. Leave out the weights or {name}. A term of "
             "your own can set `weighting` (docs/how-to/own-losses.md)."
         )
-    elif term.needs_negatives and has_repulsion(term, use.pairs[0]) is None and not _reads_repulsion(use):
+    elif term.needs_negatives and has_repulsion(term, prepared[0]) is None and not _reads_repulsion(term, prepared[0]):
         # A finished scalar cannot be masked. This one case, lists as long as the candidates, reads from the device.
-        return _zero(use, NO_NEGATIVES)
-    return TermValue(value, use.weight, "; ".join(rows.notes), _left_out(use))
+        return TermValue((matrix.x * 0.0).sum(), weight, NO_NEGATIVES, left_out)
+    return TermValue(value, weight, "; ".join(rows.notes), left_out)
 
 
-def _reads_repulsion(use: _Use) -> bool:
+def _reads_repulsion(term: Objective, pairs: Pairs) -> bool:
     """Read the answer of `has_repulsion` from the device."""
-    pairs = use.pairs[0]
     count = pairs.negative_counts.sum()
-    if use.term.positives_are_pairs and not pairs.views:
+    if term.positives_are_pairs and not pairs.views:
         count = count + (pairs.positives >= 0).sum()
     return bool(count > 0)
 
 
-def _zero(use: _Use, note: str) -> TermValue:
-    return TermValue((use.matrices[0].x * 0.0).sum(), use.weight, note, _left_out(use))
-
-
-def _left_out(use: _Use) -> Tensor | None:
+def _left_out(term: Objective, pairs: Pairs) -> Tensor | None:
     """Return how many anchors of all ranks have no positive, if the term averages over those that have one."""
-    mask = use.pairs[0].positive_mask
-    if mask is None or not use.term.is_base():
+    mask = pairs.positive_mask
+    if mask is None or not term.is_base():
         return None
     return len(mask) - mask.any(1).sum()
 

@@ -1,7 +1,5 @@
 """Launch the kernels for one matrix, forward and backward, and compare them with float64 before they are used."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -66,7 +64,7 @@ def fused(problem: MatrixPass) -> tuple[Tensor, ...]:
 
 class _Fused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, launcher: Launcher) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, x: Tensor, y: Tensor, launcher: "Launcher") -> tuple[Tensor, ...]:
         sums, shifts, where = launcher.sums()
         ctx.launcher = launcher
         ctx.save_for_backward(x, y, shifts)
@@ -90,7 +88,7 @@ class Operand:
     scale: Tensor | None = None  # (n,) in float32, or None for 1
 
     @classmethod
-    def of(cls, rows: Tensor, raw: Tensor | None) -> Operand:
+    def of(cls, rows: Tensor, raw: Tensor | None) -> "Operand":
         """Return the operand of some rows, which are multiples of the raw ones, if there are any."""
         rows = rows.detach()
         if raw is None:
@@ -141,7 +139,7 @@ class Launcher:
             best=best.unbind(),
             where=where.unbind(),
             VALUES=tuple(functions_of(each)[0] for each in self.problem.statistics),
-            SIGNS=tuple(float(each.sign) for each in self.problem.extremes),
+            P=self._program(shape, signs=tuple(float(each.sign) for each in self.problem.extremes)),
         )
         return _merge(sums[..., :anchors], shifts[..., :anchors], best[..., :anchors], where[..., :anchors], counts)
 
@@ -180,7 +178,7 @@ class Launcher:
                 grads=_nested(grad, counts),
                 out=band,
                 SLOPES=tuple(functions_of(each)[1] for each in self.problem.statistics),
-                SYMMETRIC=self.problem.symmetric,
+                P=self._program(shape, symmetric=self.problem.symmetric),
             )
             slopes = band[: end - start, :columns]
             dx[start:end] = _multiply(slopes, right)
@@ -214,7 +212,7 @@ class Launcher:
         chunk = max(step, triton.cdiv(columns, splits * step) * step)
         return max(1, triton.cdiv(columns, chunk)), chunk
 
-    def _launch(self, kernel: Any, shape: ProgramShape, grid: tuple[int, int], **arguments: Any) -> None:
+    def _program(self, shape: ProgramShape, **more: Any) -> template.Program:
         width, listed = self.x.values.shape[1], self.lists.shape[1]
         exponents = []
         for statistic, running in zip(self.problem.statistics, self.problem.running, strict=True):
@@ -224,30 +222,30 @@ class Launcher:
             elif statistic.scale is not None:
                 kind = template.PLAIN_EXP
             exponents.append(kind.value)
-        piece = shape.width
-        if width <= shape.whole:
-            piece = shape.whole
+        piece = shape.whole if width <= shape.whole else shape.width
+        return template.Program(
+            shape.rows,
+            shape.columns,
+            min(piece, max(16, triton.next_power_of_2(width))),
+            width,
+            few=listed if listed <= FEW else -1,
+            precision="tf32" if tf32_allowed() else EXACT,
+            exponents=tuple(exponents),
+            **more,
+        )
+
+    def _launch(self, kernel: Any, shape: ProgramShape, grid: tuple[int, int], **arguments: Any) -> None:
+        listed = self.lists.shape[1]
         with torch.cuda.device_of(self.x.values):  # Triton launches on the current device, which may be another
             kernel[grid](
-                x=self.x.values,
-                y=self.y.values,
-                x_scale=self.x.scale,
-                y_scale=self.y.scale,
+                sides=(self.x.values, self.y.values, self.x.scale, self.y.scale),
                 lists=self.lists,
-                width=listed,
+                listed=listed,
                 steps=listed.bit_length(),
                 A=len(self.x.values),
                 C=len(self.y.values),
                 numbers=tuple(numbers_of(each) for each in self.problem.statistics),
                 **arguments,
-                EXPONENTS=tuple(exponents),
-                SCALED=self.x.scale is not None,
-                FEW=listed if listed <= FEW else -1,
-                D=width,
-                BM=shape.rows,
-                BN=shape.columns,
-                BK=min(piece, max(16, triton.next_power_of_2(width))),
-                PRECISION="tf32" if tf32_allowed() else EXACT,
                 num_warps=shape.warps,
                 num_stages=shape.stages,
             )
