@@ -29,7 +29,7 @@ from dipole.core.objectives.statistics import (
     finished,
     needs_maximum,
 )
-from dipole.core.objectives.tiles import MatrixPass, tiled
+from dipole.core.objectives.tiles import MatrixPass, Tiling, row_sums
 from dipole.core.utils.errors import EngineError
 
 VARIABLE = "DIPOLE_ENGINE"
@@ -231,7 +231,7 @@ def row_statistics(
             rest = [each for each in rest if each not in results]
     if rest:
         problem = matrix.with_statistics(rest, bound)
-        results |= problem.finish(tiled(problem), counts)
+        results |= problem.finish(row_sums(Tiling(problem)), counts)
     if first:
         for extreme in [each for each in results if isinstance(each, Extreme)]:
             index = results[extreme]
@@ -240,9 +240,9 @@ def row_statistics(
 
 
 def _in_kernels(problem: MatrixPass) -> tuple[Tensor, ...] | None:
-    """Return the result of `fused`. None if the kernels failed their self-check."""
+    """Return the result of the kernels. None if the kernels failed their self-check."""
     global _served
-    from dipole.core.objectives.kernels.fused import fused, key_of, selfcheck_error
+    from dipole.core.objectives.kernels.fused import Launcher, key_of, selfcheck_error
 
     key, device = key_of(problem), problem.x.device
     if key not in _verdicts:
@@ -259,7 +259,7 @@ def _in_kernels(problem: MatrixPass) -> tuple[Tensor, ...] | None:
     if _verdicts[key]:
         return None
     _served += 1
-    return fused(problem)
+    return row_sums(Launcher.of(problem))
 
 
 # The choice --------------------------------------------------------------------------------------------------------

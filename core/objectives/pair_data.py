@@ -206,7 +206,7 @@ class PairData:
         views: bool = True,
         outside_labels: Tensor | int | None = None,
     ) -> Self:
-        """Return pairs with the labels, indices and weights of the B instances, as `PairLayout.of_rows` repeats them."""
+        """Return pairs with the labels, indices and weights of the B instances, repeated by `PairLayout.of_rows`."""
         runs, device = len(layout.anchor_views), anchors.device
         batch = layout.anchor_views[0][1] // max(1, layout.of_block)
         checks.check_row_values(labels, batch, "labels")

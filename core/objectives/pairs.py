@@ -184,6 +184,19 @@ class Pairs(Constructors):
             layout=replace(self.facts, fewest=None, padded=True, mutual=False, shared=None, by_label=False, of_block=0),
         )
 
+    def against(self, candidates: Tensor, positives: Tensor, ignored: Tensor, **layout: Any) -> Self:
+        """Replace the candidates by others that belong to no view, such as class vectors or means of rows.
+
+        Args:
+            candidates: (C, d), in the precision of the anchors, at least float32.
+            positives: (A, K) torch.long, indices of these candidates, padded with -1. The values are not checked.
+            ignored: (A, E) torch.long, likewise.
+            layout: further facts about the indices, fields of `PairLayout`.
+        """
+        facts = PairLayout(self.facts.anchor_views, ((NO_VIEW, len(candidates)),), fewest=1, **layout)
+        changes = {"candidates": candidates, "positives": positives, "ignored": ignored, "layout": facts}
+        return replace(self, **changes, candidate_labels=None, candidate_index=None)
+
     def without(self, ignored: Tensor, *, distinct: bool = False) -> Self:
         """Ignore more candidates, so that they are not negatives.
 

@@ -71,10 +71,32 @@ class MatrixPass:
         return [slice(start, stop) for start, stop in pairwise(stops)]
 
 
-def tiled(problem: MatrixPass) -> tuple[Tensor, ...]:
-    """Return (sums (N, A), shifts (S, A), indices (A,) ...), with gradient."""
-    side = TILE if problem.x.device.type == "cpu" else 8 * TILE
-    found: tuple[Tensor, ...] = _Tiles.apply(problem.x, problem.y, problem, side)  # type: ignore[no-untyped-call]
+class RowSums(torch.autograd.Function):
+    """(sums (N, A), shifts (S, A), indices (A,) ...) by a `Tiling` or the kernels' `Launcher`.
+
+    The shifts are constants of the caller's formula.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, way: Any) -> tuple[Tensor, ...]:
+        sums, shifts, where = way.sums()
+        ctx.way = way
+        ctx.save_for_backward(x, y, shifts)
+        ctx.mark_non_differentiable(shifts, *where)
+        return sums, shifts, *where
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise EngineError(SECOND_DERIVATIVES)
+        x, y, shifts = ctx.saved_tensors
+        candidates = ctx.needs_input_grad[1] and not ctx.way.problem.symmetric
+        return *ctx.way.gradients(x, y, grad, shifts, candidates), None
+
+
+def row_sums(way: Any) -> tuple[Tensor, ...]:
+    """Return (sums (N, A), shifts (S, A), indices (A,) ...), with gradient, by a `Tiling` or a `Launcher`."""
+    found: tuple[Tensor, ...] = RowSums.apply(way.problem.x, way.problem.y, way)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -108,26 +130,6 @@ class _Tile:
         if self.excluded is None:
             return values
         return values.masked_fill_(self.excluded, fill)
-
-
-def _tiles(problem: MatrixPass, side: int, x: Tensor, y: Tensor) -> Iterator[_Tile]:
-    """Yield the tiles of x y^T, row by row. A tile (I, J) of a symmetric matrix serves the rows of I and of J."""
-    on_cpu = x.device.type == "cpu"
-    for top in range(0, len(x), side):
-        rows = slice(top, min(top + side, len(x)))
-        excluded = problem.excluded[rows]
-        # Form masks only where needed: 13 % of a step at B = 4096 on a CPU. An accelerator would have to wait.
-        touched = set(excluded.div(side, rounding_mode="floor").unique().tolist()) if on_cpu else None
-        for left in range(top if problem.symmetric else 0, len(y), side):
-            columns = slice(left, min(left + side, len(y)))
-            s = x[rows] @ y[columns].T
-            mask = None
-            if touched is None or left // side in touched:
-                mask = mask_of(excluded - left, s.shape[1])
-            sides: tuple[_Side, ...] = (_Side(rows, 1),)
-            if problem.symmetric and left > top:
-                sides = (_Side(rows, 1), _Side(columns, 0))
-            yield _Tile(rows, columns, s, mask, sides)
 
 
 @dataclass(frozen=True)
@@ -195,13 +197,39 @@ class _Summand:
                 yield slope, weights[0] if len(weights) == 1 else weights[0] + weights[1]
 
 
-class _Tiles(torch.autograd.Function):
-    """(sums (N, A), shifts (S, A), indices (A,) ...). The shifts are constants of the caller's formula."""
+class Tiling:
+    """Computes one problem tile by tile."""
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, problem: MatrixPass, side: int) -> tuple[Tensor, ...]:
+    def __init__(self, problem: MatrixPass) -> None:
         numbers = range(len(problem.statistics))
-        terms = list(map(_Summand, problem.statistics, numbers, problem.slots, problem.running))
+        self.problem = problem
+        self.side = TILE if problem.x.device.type == "cpu" else 8 * TILE
+        self.terms = list(map(_Summand, problem.statistics, numbers, problem.slots, problem.running))
+        self.kept: list[_Tile] = []
+
+    def tiles(self, x: Tensor, y: Tensor) -> Iterator[_Tile]:
+        """Yield the tiles of x y^T, row by row. A tile (I, J) of a symmetric matrix serves the rows of I and of J."""
+        problem, side = self.problem, self.side
+        on_cpu = x.device.type == "cpu"
+        for top in range(0, len(x), side):
+            rows = slice(top, min(top + side, len(x)))
+            excluded = problem.excluded[rows]
+            # Form masks only where needed: 13 % of a step at B = 4096 on a CPU. An accelerator would have to wait.
+            touched = set(excluded.div(side, rounding_mode="floor").unique().tolist()) if on_cpu else None
+            for left in range(top if problem.symmetric else 0, len(y), side):
+                columns = slice(left, min(left + side, len(y)))
+                s = x[rows] @ y[columns].T
+                mask = None
+                if touched is None or left // side in touched:
+                    mask = mask_of(excluded - left, s.shape[1])
+                sides: tuple[_Side, ...] = (_Side(rows, 1),)
+                if problem.symmetric and left > top:
+                    sides = (_Side(rows, 1), _Side(columns, 0))
+                yield _Tile(rows, columns, s, mask, sides)
+
+    def sums(self) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Return the sums (N, A), the shifts (S, A) and the indices (A,)."""
+        problem, terms, x, y = self.problem, self.terms, self.problem.x, self.problem.y
         sums = x.new_zeros(terms[-1].slots.stop if terms else 0, len(x))
         shifts = x.new_zeros(len(terms), len(x))
         for term in terms:
@@ -211,34 +239,28 @@ class _Tiles(torch.autograd.Function):
         where = [torch.full((len(x),), -1, device=x.device) for _ in problem.extremes]
         kinds = 1 + len({t.statistic.scale for t in terms if t.statistic.scale is not None and not t.running})
         size = kinds * len(x) * len(y) * x.element_size() // (2 if problem.symmetric else 1)
-        kept: list[_Tile] = []
-        for tile in _tiles(problem, side, x, y):
+        for tile in self.tiles(x, y):
             for term in terms:
                 term.add(tile, sums, shifts)
             for extreme, value, index in zip(problem.extremes, best, where, strict=True):
                 _add_extreme(extreme, tile, value, index)
             if size <= CACHE_BYTES:
-                kept.append(tile)
-        ctx.problem, ctx.side, ctx.terms, ctx.kept = problem, side, terms, kept
-        ctx.save_for_backward(x, y, shifts)
-        ctx.mark_non_differentiable(shifts, *where)
-        return sums, shifts, *where
+                self.kept.append(tile)
+        return sums, shifts, where
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise EngineError(SECOND_DERIVATIVES)
-        x, y, shifts = ctx.saved_tensors
+    def gradients(
+        self, x: Tensor, y: Tensor, grad: Tensor, shifts: Tensor, candidates: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the gradient (A, d) of x and, if `candidates`, the one (C, d) of y, from that of the sums (N, A)."""
         # Kept tiles are released here. A second pass through the same graph forms them again.
-        kept, ctx.kept = ctx.kept, []
-        symmetric = ctx.problem.symmetric
-        dx = torch.zeros_like(x)
-        dy = torch.zeros_like(y) if ctx.needs_input_grad[1] and not symmetric else None
-        running = any(term.running for term in ctx.terms)
-        for tile in kept or _tiles(ctx.problem, ctx.side, x, y):
+        kept, self.kept = self.kept, []
+        symmetric = self.problem.symmetric
+        dx, dy = torch.zeros_like(x), torch.zeros_like(y) if candidates else None
+        running = any(term.running for term in self.terms)
+        for tile in kept or self.tiles(x, y):
             # On the diagonal of a symmetric matrix one product serves (i, j) and (j, i).
             diagonal = symmetric and len(tile.sides) == 1
-            total = _slope_of(tile, ctx.terms, grad, shifts, diagonal and not running)
+            total = _slope_of(tile, self.terms, grad, shifts, diagonal and not running)
             if diagonal:
                 dx[tile.rows].addmm_(total + total.T if running else total, x[tile.rows])
                 continue
@@ -246,7 +268,7 @@ class _Tiles(torch.autograd.Function):
             other = dx if symmetric else dy
             if other is not None:
                 other[tile.columns].addmm_(total.T, x[tile.rows])
-        return dx, dy, None, None
+        return dx, dy
 
 
 def _slope_of(tile: _Tile, terms: Sequence[_Summand], grad: Tensor, shifts: Tensor, mirrored: bool) -> Tensor:

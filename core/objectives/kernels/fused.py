@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 import triton
@@ -12,9 +12,8 @@ from torch.nn.functional import pad
 from dipole.core.objectives.indices import mask_of
 from dipole.core.objectives.kernels import template
 from dipole.core.objectives.kernels.functions import functions_of
-from dipole.core.objectives.statistics import SECOND_DERIVATIVES, AnyStatistic, Statistic, part_count
-from dipole.core.objectives.tiles import MatrixPass
-from dipole.core.utils.errors import EngineError
+from dipole.core.objectives.statistics import AnyStatistic, Statistic, part_count
+from dipole.core.objectives.tiles import MatrixPass, row_sums
 
 HALF = (torch.bfloat16, torch.float16)
 # Lists of up to this many excluded columns are compared entry by entry.
@@ -49,37 +48,6 @@ INTERPRETED = ProgramShape(32, 32, 32, 4, 1)
 EXACT = "tf32x3"
 
 
-def fused(problem: MatrixPass) -> tuple[Tensor, ...]:
-    """Return (sums (N, A), shifts (S, A), indices (A,) ...) of rows in float32, with gradient, by kernel functions."""
-    raw: tuple[Tensor | None, Tensor | None] = None, None
-    if problem.embeddings is not None and all(each.dtype in HALF for each in problem.embeddings):
-        raw = problem.embeddings
-    x = y = Operand.of(problem.x, raw[0])
-    if problem.y is not problem.x:
-        y = Operand.of(problem.y, raw[1])
-    launcher = Launcher(problem, x, y, problem.excluded.sort(1).values.to(torch.int32))
-    found: tuple[Tensor, ...] = _Fused.apply(problem.x, problem.y, launcher)  # type: ignore[no-untyped-call]
-    return found
-
-
-class _Fused(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, launcher: "Launcher") -> tuple[Tensor, ...]:
-        sums, shifts, where = launcher.sums()
-        ctx.launcher = launcher
-        ctx.save_for_backward(x, y, shifts)
-        ctx.mark_non_differentiable(shifts, *where)
-        return sums, shifts, *where
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise EngineError(SECOND_DERIVATIVES)
-        x, y, shifts = ctx.saved_tensors
-        candidates = ctx.needs_input_grad[1] and not ctx.launcher.problem.symmetric
-        return *ctx.launcher.gradients(x, y, grad, shifts, candidates), None
-
-
 @dataclass(frozen=True)
 class Operand:
     """One side of the matrix as the kernels read it: s_ij = x.scale_i y.scale_j (x_i . y_j)."""
@@ -88,7 +56,7 @@ class Operand:
     scale: Tensor | None = None  # (n,) in float32, or None for 1
 
     @classmethod
-    def of(cls, rows: Tensor, raw: Tensor | None) -> "Operand":
+    def of(cls, rows: Tensor, raw: Tensor | None) -> Self:
         """Return the operand of some rows, which are multiples of the raw ones, if there are any."""
         rows = rows.detach()
         if raw is None:
@@ -116,6 +84,17 @@ class Launcher:
     x: Operand
     y: Operand
     lists: Tensor  # (A, E) the excluded columns of each row, ascending
+
+    @classmethod
+    def of(cls, problem: MatrixPass) -> Self:
+        """Return the launcher of a problem with rows in float32."""
+        raw: tuple[Tensor | None, Tensor | None] = None, None
+        if problem.embeddings is not None and all(each.dtype in HALF for each in problem.embeddings):
+            raw = problem.embeddings
+        x = y = Operand.of(problem.x, raw[0])
+        if problem.y is not problem.x:
+            y = Operand.of(problem.y, raw[1])
+        return cls(problem, x, y, problem.excluded.sort(1).values.to(torch.int32))
 
     def sums(self) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Return the sums (N, A), the shifts (S, A) and the indices (A,)."""
@@ -146,7 +125,7 @@ class Launcher:
     def gradients(
         self, x: Tensor, y: Tensor, grad: Tensor, shifts: Tensor, candidates: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the gradient (A, d) of x and, if `candidates`, the one (C, d) of y, from that of the sums (N, A).
+        """Return the gradients as `Tiling.gradients` does.
 
         The kernel writes dL/ds of a band of rows, and two matrix products give the gradients. If the matrix is
         symmetric, the first gradient is that of both sides.
@@ -360,7 +339,7 @@ def _compare(problem: MatrixPass, reference: Reference) -> str:
         raw = given[0].detach().sign().to(half), given[-1].detach().sign().to(half)
     small = replace(problem, x=given[0], y=given[-1], excluded=lists.to(device), embeddings=raw)
     with torch.enable_grad():
-        found = [each.cpu().double() for each in fused(small)]
+        found = [each.cpu().double() for each in row_sums(Launcher.of(small))]
         ours = small.finish(found, counts)
         wanted: list[AnyStatistic] = [*problem.statistics, *problem.extremes]
         theirs = reference(exact[0] @ exact[-1].T, excluded, wanted, counts, None)

@@ -14,7 +14,6 @@ from torch.nn.functional import softplus
 from dipole.core.objectives.checks import check_numbers, reads_at_once
 from dipole.core.objectives.indices import is_listed
 from dipole.core.objectives.objective import Objective, Rows
-from dipole.core.objectives.pair_data import NO_VIEW, PairLayout
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.similarity import full_precision
@@ -113,7 +112,7 @@ class Blocks(Objective):
                 everyone = own.T.expand(len(own), -1)
                 own = torch.where(has.unsqueeze(1), own, -1)
                 ignored = torch.cat([ignored, torch.where(has, -1, everyone)], 1)
-        found = _of_means(pairs, means, own, ignored, len(means) if alone else 0, padded=True)
+        found = pairs.against(means, own, ignored, first_negative=len(means) if alone else 0, padded=True)
         if self.k is not None and not alone and len(means):
             # Check all ranks' anchors, because ranks must agree on whether to continue.
             free = torch.where(own.squeeze(1) >= 0, found.negative_counts, self.k)
@@ -122,14 +121,15 @@ class Blocks(Objective):
 
     def _of_blocks(self, pairs: Pairs, index: Tensor) -> Pairs:
         """Return means of each point's own positives, (A, d), which are no negatives, then one mean of each block."""
-        size = pairs.facts.of_block
+        facts, size = pairs.facts, pairs.facts.of_block
         own = torch.arange(len(index), device=index.device).unsqueeze(1)  # (A, 1)
         means = pairs.candidates[index].mean(1)
         others = means[::size]  # (n, d)
         if self.k is not None and len(others) - 1 < self.k:
             raise PairsError(self._too_few(len(others) - 1))
         block = len(means) + own // size
-        return _of_means(pairs, torch.cat([means, others]), own, block, len(means))
+        known = {"first_negative": len(means), "of_block": size, "draw": facts.draw}
+        return pairs.against(torch.cat([means, others]), own, block, **known)
 
     def _too_few(self, free: int) -> str:
         return (
@@ -167,30 +167,6 @@ class Blocks(Objective):
         return pairs.first_negative + drawn_blocks(
             pairs.positives.squeeze(1), pairs.first_negative, pairs.facts.of_block, k, pairs.facts.draw
         )
-
-
-def _of_means(
-    pairs: Pairs, means: Tensor, own: Tensor, ignored: Tensor, first_negative: int, padded: bool = False
-) -> Pairs:
-    """Return pairs of the same anchors with means as candidates. Their own mean is the only positive."""
-    facts = pairs.facts
-    return replace(
-        pairs,
-        candidates=means,
-        positives=own,
-        ignored=ignored,
-        candidate_labels=None,
-        candidate_index=None,
-        layout=PairLayout(
-            facts.anchor_views,
-            ((NO_VIEW, len(means)),),
-            first_negative=first_negative,
-            fewest=1,
-            padded=padded,
-            of_block=facts.of_block,
-            draw=facts.draw,
-        ),
-    )
 
 
 def drawn_blocks(points: Tensor, count: int, of_block: int, k: int, draw: int) -> Tensor:

@@ -1,15 +1,12 @@
 """Cross entropy on labels, the supervised reference for contrastive representations."""
 
-from dataclasses import replace
 from typing import Annotated
 
-import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from dipole.core.objectives.checks import check_numbers
 from dipole.core.objectives.losses.infonce import InfoNCE
-from dipole.core.objectives.pair_data import NO_VIEW, PairLayout
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.similarity import full_precision
@@ -65,16 +62,5 @@ class CrossEntropy(InfoNCE):
                 f"{'leave unlabelled rows out' if low < 0 else f'set classes={high + 1} or more'}."
             ),
         )
-        anchors = full_precision(pairs.anchors)
         own = labels.unsqueeze(1)  # (A, 1)
-        return replace(
-            pairs,
-            anchors=anchors,
-            candidates=self.vectors.to(anchors.dtype),
-            positives=own,
-            ignored=own[:, :0],
-            views=False,
-            candidate_labels=torch.arange(self.classes, device=own.device),
-            candidate_index=None,
-            layout=PairLayout(pairs.facts.anchor_views, ((NO_VIEW, self.classes),), fewest=1),
-        )
+        return pairs.against(self.vectors.to(full_precision(pairs.anchors).dtype), own, own[:, :0])
