@@ -23,7 +23,7 @@ from dipole.core.objectives.losses.align_uniform import align, log_mean_kernel
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.regularizers.dp import Distance, check_margin
-from dipole.core.objectives.similarity import full_precision, listed_similarities, normalize
+from dipole.core.objectives.similarity import Factors, full_precision, listed_similarities, normalize
 from dipole.core.objectives.spec import Range
 from dipole.core.objectives.statistics import AnyStatistic, Count, LogSumExp, SoftmaxMean
 from dipole.core.objectives.tiles import TILE
@@ -40,7 +40,7 @@ Sharpness = Annotated[float, Range(at_least=0), "sharpness t_neg of the negative
 
 @torch.no_grad()
 def _statistics(pairs: Pairs, *wanted: AnyStatistic) -> tuple[Tensor, ...]:
-    found = statistics_of(pairs, *unit_sides(pairs), wanted, 1.0)
+    found = statistics_of(Factors(*unit_sides(pairs), 1.0), pairs, wanted)
     return tuple(found[statistic] for statistic in wanted)
 
 

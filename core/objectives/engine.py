@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dipole.core.objectives.indices import mask_of
 from dipole.core.objectives.pairs import Pairs
-from dipole.core.objectives.similarity import fits, listed_similarities
+from dipole.core.objectives.similarity import Factors, fits, listed_similarities
 from dipole.core.objectives.statistics import (
     LOWEST,
     SMALLEST_EXPONENT,
@@ -52,33 +52,26 @@ _served = 0
 
 
 def similarities(
-    x: Tensor,
-    y: Tensor,
-    pairs: Pairs,
-    statistics: Sequence[AnyStatistic],
-    bound: float | None,
-    embeddings: tuple[Tensor, Tensor] | None = None,
+    factors: Factors, pairs: Pairs, statistics: Sequence[AnyStatistic]
 ) -> tuple[Tensor, dict[AnyStatistic, Tensor]]:
-    """Return the similarities of the positives, (A, K), and the statistics of the rows of x y^T, (A,) each.
+    """Return the similarities of the positives, (A, K), and the statistics of the rows of a matrix, (A,) each.
 
-    A small matrix (`fits`) is formed as a whole, a larger one in kernels or tiles. `bound` is the largest |x_i . y_j|,
-    if it is known. x and y, one tensor if the anchors are the candidates, may be multiples of `embeddings` in half
-    precision, which kernels then multiply.
+    A small matrix (`fits`) is formed as a whole, a larger one in kernels or tiles.
     """
-    wanted = list(dict.fromkeys(statistics))
-    facts = pairs.facts
+    wanted, facts = list(dict.fromkeys(statistics)), pairs.facts
+    x, y = factors.x, factors.y
     if wanted and not facts.partners and _is_dense(len(x), len(y), x.device):
         matrix, index, excluded = x @ y.t(), pairs.positives, pairs.excluded
         if facts.padded or facts.first_negative:
             index, excluded = index.clamp_min(0), pairs.excluded_mask()
-        found = dense(matrix, excluded, wanted, pairs.negative_counts, bound, pairs.all_have_negatives)
+        found = dense(matrix, excluded, wanted, pairs.negative_counts, factors.bound, pairs.all_have_negatives)
         return matrix.gather(1, index), found
     positive = listed_similarities(x, y, pairs.positives)
     if not wanted:
         return positive, {}
     if facts.partners:
-        return positive, _between_views(x, y, pairs, wanted, bound, embeddings)
-    return positive, statistics_of(pairs, x, y, wanted, bound, embeddings)
+        return positive, _between_views(factors, pairs, wanted)
+    return positive, statistics_of(factors, pairs, wanted)
 
 
 def dense(
@@ -106,8 +99,7 @@ def dense(
         e: Tensor | None = None
         if statistic.scale is not None:
             exponent = statistic.scale * matrix
-            with torch.no_grad():  # e^-inf = 0 stops the gradient by itself
-                _fill_(exponent, excluded, -torch.inf)
+            _fill_(exponent.detach(), excluded, -torch.inf)  # e^-inf = 0 stops the gradient by itself
             if needs_maximum(wanted, bound):
                 shift = exponent.detach().amax(1).clamp_min(LOWEST)
                 exponent = exponent - shift.unsqueeze(1)
@@ -134,26 +126,11 @@ def _fill_(values: Tensor, excluded: Tensor, fill: float) -> Tensor:
     return values.scatter_(1, excluded, fill)
 
 
-def statistics_of(
-    pairs: Pairs,
-    x: Tensor,
-    y: Tensor,
-    statistics: Sequence[AnyStatistic],
-    bound: float | None,
-    embeddings: tuple[Tensor, Tensor] | None = None,
-) -> dict[AnyStatistic, Tensor]:
-    """Return the statistics of the rows of x y^T of some pairs in kernels or tiles, as in `similarities`."""
-    return row_statistics(
-        x,
-        y,
-        pairs.excluded,
-        statistics,
-        counts=pairs.negative_counts,
-        bound=bound,
-        symmetric=pairs.facts.mutual and x is y,
-        first=pairs.facts.first_negative,
-        embeddings=embeddings,
-    )
+def statistics_of(factors: Factors, pairs: Pairs, statistics: Sequence[AnyStatistic]) -> dict[AnyStatistic, Tensor]:
+    """Return the statistics of the rows of the matrix of some pairs in kernels or tiles, as in `similarities`."""
+    facts, counts = pairs.facts, pairs.negative_counts
+    symmetric = facts.mutual and factors.x is factors.y
+    return row_statistics(factors, pairs.excluded, statistics, counts, symmetric, facts.first_negative)
 
 
 def _is_dense(anchors: int, candidates: int, device: torch.device) -> bool:
@@ -161,48 +138,32 @@ def _is_dense(anchors: int, candidates: int, device: torch.device) -> bool:
     return name == "dense" or (name != "triton" and fits(anchors, candidates, device))
 
 
-def _between_views(
-    x: Tensor,
-    y: Tensor,
-    pairs: Pairs,
-    wanted: Sequence[AnyStatistic],
-    bound: float | None,
-    embeddings: tuple[Tensor, Tensor] | None,
-) -> dict[AnyStatistic, Tensor]:
+def _between_views(factors: Factors, pairs: Pairs, wanted: Sequence[AnyStatistic]) -> dict[AnyStatistic, Tensor]:
     """Return the statistics of pairs of views. Each run of anchors needs the columns of one view only."""
     facts, counts = pairs.facts, pairs.negative_counts
     batch, parts, start = facts.candidate_views[0][1], [], 0
     # The rows of the other views come first among the ignored ones.
-    excluded = torch.cat([pairs.positives, pairs.ignored[:, len(y) - batch :]], 1)
+    excluded = torch.cat([pairs.positives, pairs.ignored[:, len(factors.y) - batch :]], 1)
     for (_, length), partner in zip(facts.anchor_views, facts.partners, strict=True):
         mine, theirs = slice(start, start + length), slice(partner * batch, (partner + 1) * batch)
-        start, outside = start + length, excluded[mine] - theirs.start
-        if _is_dense(length, batch, x.device):
-            found = dense(x[mine] @ y[theirs].t(), mask_of(outside, batch), wanted, counts[mine], bound)
+        start, outside, part = start + length, excluded[mine] - theirs.start, factors.part(mine, theirs)
+        if _is_dense(length, batch, factors.x.device):
+            found = dense(part.x @ part.y.t(), mask_of(outside, batch), wanted, counts[mine], part.bound)
         else:
-            both = None if embeddings is None else (embeddings[0][mine], embeddings[1][theirs])
-            found = row_statistics(
-                x[mine], y[theirs], outside, wanted, counts=counts[mine], bound=bound, embeddings=both
-            )
-        for extreme in [each for each in found if isinstance(each, Extreme)]:
-            found[extreme] = torch.where(found[extreme] < 0, -1, found[extreme] + theirs.start)
-        parts.append(found)
+            found = row_statistics(part, outside, wanted, counts[mine])
+        parts.append(_moved(found, theirs.start))
     return {each: torch.cat([part[each] for part in parts]) for each in wanted}
 
 
 def row_statistics(
-    x: Tensor,
-    y: Tensor,
+    factors: Factors,
     excluded: Tensor,
     statistics: Sequence[AnyStatistic],
-    *,
     counts: Tensor,
-    bound: float | None = None,
     symmetric: bool = False,
     first: int = 0,
-    embeddings: tuple[Tensor, Tensor] | None = None,
 ) -> dict[AnyStatistic, Tensor]:
-    """Return all statistics of the rows of x y^T, (A,) each, in kernels or tiles. `Extreme` gives indices.
+    """Return all statistics of the rows of a matrix, (A,) each, in kernels or tiles. `Extreme` gives indices.
 
     Args:
         excluded: (A, E) columns to leave out of each row, padded with -1.
@@ -211,18 +172,17 @@ def row_statistics(
         first: columns before it take part in no row.
     """
     if first:
-        y, excluded = y[first:], excluded - first
-        if embeddings is not None:
-            embeddings = embeddings[0], embeddings[1][first:]
+        factors, excluded = factors.part(slice(None), slice(first, None)), excluded - first
+    bound = factors.bound
     if bound is None:
         bound = math.inf
-        if x.device.type == "cpu" and len(y):
-            lengths = [float(torch.linalg.vector_norm(each.detach(), dim=1).max()) for each in (x, y)]
-            bound = lengths[0] * lengths[1]
-    matrix = MatrixPass(x, y, excluded, symmetric, (), (), (), embeddings)
+        if factors.x.device.type == "cpu" and len(factors.y):
+            longest = [float(torch.linalg.vector_norm(each.detach(), dim=1).max()) for each in (factors.x, factors.y)]
+            bound = longest[0] * longest[1]
+    matrix = MatrixPass(factors, excluded, symmetric, (), (), ())
     rest = list(dict.fromkeys(statistics))
     results: dict[AnyStatistic, Tensor] = {}
-    in_kernels = supported(rest, x)
+    in_kernels = supported(rest, factors.x)
     if in_kernels:
         problem = matrix.with_statistics(in_kernels, bound)
         found = _in_kernels(problem)
@@ -232,11 +192,15 @@ def row_statistics(
     if rest:
         problem = matrix.with_statistics(rest, bound)
         results |= problem.finish(row_sums(Tiling(problem)), counts)
-    if first:
-        for extreme in [each for each in results if isinstance(each, Extreme)]:
-            index = results[extreme]
-            results[extreme] = torch.where(index < 0, index, index + first)
-    return results
+    return _moved(results, first)
+
+
+def _moved(found: dict[AnyStatistic, Tensor], start: int) -> dict[AnyStatistic, Tensor]:
+    """Return statistics whose indices count from `start` as indices that count from 0."""
+    for each, index in found.items():
+        if isinstance(each, Extreme) and start:
+            found[each] = torch.where(index < 0, index, index + start)
+    return found
 
 
 def _in_kernels(problem: MatrixPass) -> tuple[Tensor, ...] | None:
@@ -244,7 +208,7 @@ def _in_kernels(problem: MatrixPass) -> tuple[Tensor, ...] | None:
     global _served
     from dipole.core.objectives.kernels.fused import Launcher, key_of, selfcheck_error
 
-    key, device = key_of(problem), problem.x.device
+    key, device = key_of(problem), problem.factors.x.device
     if key not in _verdicts:
         _verdicts[key] = selfcheck_error(problem, dense)
         if _verdicts[key] and device not in _warned:

@@ -1,5 +1,6 @@
 """Similarities s_ij = x_i . y_j: the precision and length of embeddings, and dot products with listed candidates."""
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -12,6 +13,25 @@ _TINY = 1e-12
 # 4 MB in float32. On a GPU the whole matrix is twice as fast as kernels for 4,096 rows, and slower for 8,192.
 LARGEST = 1 << 20
 LARGEST_ON_GPU = (1 << 24) + 1
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The factors of a similarity matrix, s_ij = x_i . y_j."""
+
+    x: Tensor  # (A, h) the anchors
+    y: Tensor  # (C, h) the candidates, the same tensor if the anchors are the candidates
+    bound: float | None = None  # upper bound of |x_i . y_j|. None if unknown
+    # Rows that x and y are multiples of. In half precision their products are exact, so kernels multiply these and
+    # scale the result.
+    embeddings: tuple[Tensor, Tensor] | None = None
+
+    def part(self, rows: slice, columns: slice) -> "Factors":
+        """Return the factors of a part of the matrix."""
+        embeddings = None
+        if self.embeddings is not None:
+            embeddings = self.embeddings[0][rows], self.embeddings[1][columns]
+        return Factors(self.x[rows], self.y[columns], self.bound, embeddings)
 
 
 def full_precision(x: Tensor) -> Tensor:

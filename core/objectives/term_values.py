@@ -12,7 +12,7 @@ from torch import Tensor
 from dipole.core.objectives.checks import shape_of
 from dipole.core.objectives.engine import similarities
 from dipole.core.objectives.pairs import Pairs
-from dipole.core.objectives.similarity import full_precision, listed_similarities
+from dipole.core.objectives.similarity import Factors, full_precision, listed_similarities
 from dipole.core.objectives.statistics import AnyStatistic
 from dipole.core.utils.distributed import all_sum, log_mean_exp, world_size
 from dipole.core.utils.errors import PairsError
@@ -57,13 +57,10 @@ class GlobalPairs:
 
 @dataclass
 class _Matrix:
-    """One similarity matrix x y^T and the statistics that all terms ask of it."""
+    """One similarity matrix and the statistics that all terms ask of it."""
 
     pairs: Pairs  # this rank's anchors
-    x: Tensor  # (A, h) the anchors
-    y: Tensor  # (C, h) the candidates
-    bound: float | None = None  # upper bound of |x_i . y_j|. None if unknown
-    embeddings: tuple[Tensor, Tensor] | None = None  # x and y are multiples of these
+    factors: Factors
     wanted: list[AnyStatistic] | None = None  # None if no term uses the similarities
     found: dict[AnyStatistic, Tensor] = field(default_factory=dict)
     positive: Tensor | None = None  # (A, K)
@@ -113,7 +110,7 @@ class Rows:
         features: tuple[Tensor, ...] = (),
         weighs: bool = True,
     ) -> None:
-        self.pairs, self.x, self.y = matrix.pairs, matrix.x, matrix.y
+        self.pairs, self.x, self.y = matrix.pairs, matrix.factors.x, matrix.factors.y
         self._weights = matrix.pairs.weights if weighs else None
         self.extra_pairs = extra_pairs
         self.features = features
@@ -382,7 +379,7 @@ def _values_on(terms: Mapping[str, tuple[float, Objective]], pairs: Pairs, batch
         waiting[name] = partial(_value, term, weight, note, prepared, used, asked, features)
     for m in matrices.values():
         if m.wanted is not None:
-            m.positive, m.found = similarities(m.x, m.y, m.pairs, m.wanted, m.bound, m.embeddings)
+            m.positive, m.found = similarities(m.factors, m.pairs, m.wanted)
     return {name: value() for name, value in waiting.items()}
 
 
@@ -405,10 +402,9 @@ def _prepared(term: Objective, pairs: Pairs) -> tuple[Pairs, ...]:
 def _matrix_of(term: Objective, pairs: Pairs) -> _Matrix:
     if term.similarity is None:
         x = full_precision(pairs.anchors)
-        return _Matrix(pairs, x, x)
-    x, y, bound = term.project(pairs)
+        return _Matrix(pairs, Factors(x, x))
     embeddings = (pairs.anchors, pairs.candidates) if term.keeps_directions else None
-    return _Matrix(pairs, x, y, bound, embeddings)
+    return _Matrix(pairs, Factors(*term.project(pairs), embeddings))
 
 
 def _value(
@@ -422,13 +418,14 @@ def _value(
 ) -> TermValue:
     """Return the value of a term, 0 with a note. `prepared` are its pairs with all ranks' anchors, its own first."""
     matrix, weighs, left_out = matrices[0], term.weighting != "own", _left_out(term, prepared[0])
+    x = matrix.factors.x
     if note:
-        return TermValue((matrix.x * 0.0).sum(), weight, note, left_out)
+        return TermValue((x * 0.0).sum(), weight, note, left_out)
     others = tuple([Rows(other, asked, weighs=weighs) for other in matrices[1:]])
     rows = Rows(matrix, asked, others, features, weighs)
-    value = term.loss(matrix.x if matrix.positive is None else matrix.positive, rows)
-    if not isinstance(value, Tensor) or value.shape not in ((), (len(matrix.x),)):
-        wanted = f"one value for each anchor, ({len(matrix.x)},), or a scalar, ()"
+    value = term.loss(x if matrix.positive is None else matrix.positive, rows)
+    if not isinstance(value, Tensor) or value.shape not in ((), (len(x),)):
+        wanted = f"one value for each anchor, ({len(x)},), or a scalar, ()"
         raise PairsError(f"{term.registered_name()}: loss must return {wanted}, got {shape_of(value)}.")
     if value.ndim:
         if term.needs_negatives and matrix.pairs.facts.padded:
@@ -443,7 +440,7 @@ def _value(
         )
     elif term.needs_negatives and has_repulsion(term, prepared[0]) is None and not _reads_repulsion(term, prepared[0]):
         # A finished scalar cannot be masked. This one case, lists as long as the candidates, reads from the device.
-        return TermValue((matrix.x * 0.0).sum(), weight, NO_NEGATIVES, left_out)
+        return TermValue((x * 0.0).sum(), weight, NO_NEGATIVES, left_out)
     return TermValue(value, weight, "; ".join(rows.notes), left_out)
 
 

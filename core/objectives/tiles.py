@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.objectives.indices import mask_of
+from dipole.core.objectives.similarity import Factors
 from dipole.core.objectives.statistics import (
     LOWEST,
     SECOND_DERIVATIVES,
@@ -36,18 +37,14 @@ CACHE_BYTES = 32 << 20
 
 @dataclass(frozen=True)
 class MatrixPass:
-    """A similarity matrix x y^T, (A, C), and the statistics to compute of its rows."""
+    """A similarity matrix (A, C) and the statistics to compute of its rows."""
 
-    x: Tensor  # (A, d)
-    y: Tensor  # (C, d)
+    factors: Factors
     excluded: Tensor  # (A, E) columns that take no part in a row. Columns outside the matrix are ignored
     symmetric: bool  # x is y, and j is excluded for i exactly if i is for j
     statistics: tuple[Statistic, ...]  # the statistics with a sum
     running: tuple[bool, ...]  # for each, whether its exponent needs a running maximum
     extremes: tuple[Extreme, ...]  # the statistics with an index
-    # Rows that x and y are multiples of. In half precision their products are exact, so kernels multiply these and
-    # scale the result.
-    embeddings: tuple[Tensor, Tensor] | None = None
 
     def with_statistics(self, wanted: Sequence[AnyStatistic], bound: float) -> "MatrixPass":
         """Return the same matrix with these statistics, where |x_i . y_j| is at most `bound`."""
@@ -96,7 +93,7 @@ class RowSums(torch.autograd.Function):
 
 def row_sums(way: Any) -> tuple[Tensor, ...]:
     """Return (sums (N, A), shifts (S, A), indices (A,) ...), with gradient, by a `Tiling` or a `Launcher`."""
-    found: tuple[Tensor, ...] = RowSums.apply(way.problem.x, way.problem.y, way)  # type: ignore[no-untyped-call]
+    found: tuple[Tensor, ...] = RowSums.apply(way.problem.factors.x, way.problem.factors.y, way)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -203,7 +200,7 @@ class Tiling:
     def __init__(self, problem: MatrixPass) -> None:
         numbers = range(len(problem.statistics))
         self.problem = problem
-        self.side = TILE if problem.x.device.type == "cpu" else 8 * TILE
+        self.side = TILE if problem.factors.x.device.type == "cpu" else 8 * TILE
         self.terms = list(map(_Summand, problem.statistics, numbers, problem.slots, problem.running))
         self.kept: list[_Tile] = []
 
@@ -229,7 +226,7 @@ class Tiling:
 
     def sums(self) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Return the sums (N, A), the shifts (S, A) and the indices (A,)."""
-        problem, terms, x, y = self.problem, self.terms, self.problem.x, self.problem.y
+        problem, terms, x, y = self.problem, self.terms, self.problem.factors.x, self.problem.factors.y
         sums = x.new_zeros(terms[-1].slots.stop if terms else 0, len(x))
         shifts = x.new_zeros(len(terms), len(x))
         for term in terms:

@@ -15,6 +15,7 @@ from dipole import DipoleError, EngineError, Pairs
 from dipole.core.objectives import engine, similarity, tiles
 from dipole.core.objectives.engine import row_statistics
 from dipole.core.objectives.registry import registry
+from dipole.core.objectives.similarity import Factors
 from dipole.core.objectives.statistics import Between, Count, Extreme, LogSumExp, SoftmaxMean, Softplus, Statistic, Sum
 
 SPECS = [
@@ -228,8 +229,7 @@ def layout(request):
 def statistics_of(layout, x, y, wanted):
     _, _, excluded, symmetric, first = layout
     counts = torch.tensor([len(columns) for columns in allowed(layout)])
-    more = {"counts": counts, "bound": 1.0, "symmetric": symmetric, "first": first}
-    return row_statistics(x, y, excluded, wanted, **more).values()
+    return row_statistics(Factors(x, y, 1.0), excluded, wanted, counts, symmetric, first).values()
 
 
 def allowed(layout):
@@ -254,7 +254,7 @@ def test_unbounded_similarities_use_a_running_maximum(monkeypatch):
     monkeypatch.setattr(tiles, "TILE", 16)
     x = 30 * torch.randn(40, 6, dtype=torch.double, generator=torch.Generator().manual_seed(0))
     own, counts = torch.arange(40).unsqueeze(1), torch.full((40,), 39)
-    found = row_statistics(x, x, own, [LogSumExp(1.0)], counts=counts, symmetric=True)[LogSumExp(1.0)]
+    found = row_statistics(Factors(x, x), own, [LogSumExp(1.0)], counts, True)[LogSumExp(1.0)]
     s = (x @ x.T).fill_diagonal_(-math.inf)
     torch.testing.assert_close(found, s.logsumexp(1), rtol=1e-12, atol=0)
     assert s.max() > 1000
@@ -265,12 +265,12 @@ def check_rows_without_negatives(x):
     x.requires_grad_()
     everything, none = torch.arange(4).repeat(4, 1), torch.zeros(4, dtype=torch.long)
     wanted = [LogSumExp(2.0), LogSumExp(200.0), SoftmaxMean(2.0), Sum(), Extreme()]
-    found = row_statistics(x, x, everything, wanted, counts=none, bound=1.0, symmetric=True)
+    found = row_statistics(Factors(x, x, 1.0), everything, wanted, none, True)
     assert [found[each].tolist() for each in wanted] == [[empty] * 4 for empty in (-math.inf, -math.inf, 0, 0, -1)]
     (found[wanted[2]].sum() + found[wanted[3]].sum()).backward()
     assert (x.grad == 0).all()
     # No candidate is a negative of any anchor, and no column is left.
-    gone = row_statistics(x, x, everything[:, :0], [Sum(), Extreme()], counts=none, bound=1.0, first=4)
+    gone = row_statistics(Factors(x, x, 1.0), everything[:, :0], [Sum(), Extreme()], none, first=4)
     assert [gone[each].tolist() for each in (Sum(), Extreme())] == [[0] * 4, [-1] * 4]
 
 
@@ -369,7 +369,7 @@ def test_unknown_engines_are_refused(monkeypatch):
     x, own = unit(4, 3, 0), torch.arange(4).unsqueeze(1)
     if not torch.cuda.is_available():
         with pytest.raises(engine.EngineError, match=r"no GPU.*DIPOLE_ENGINE=eager"):
-            row_statistics(x, x, own, [Sum()], counts=torch.full((4,), 3), symmetric=True)
+            row_statistics(Factors(x, x), own, [Sum()], torch.full((4,), 3), True)
 
 
 def test_rounding_to_tf32_follows_every_switch_of_pytorch():

@@ -18,6 +18,7 @@ from dipole import Between, Count, Extreme, LogSumExp, Pairs, SoftmaxMean, Softp
 from dipole.core.conformance.kit import all_subjects, check_objective, subject_of
 from dipole.core.objectives import engine
 from dipole.core.objectives.engine import row_statistics
+from dipole.core.objectives.similarity import Factors
 from dipole.core.objectives.tiles import MatrixPass
 from tests.core.test_engines import check_rows_without_negatives
 from tests.kernel_processes import INTERPRETED, compiling_for, needs_triton, process, resources
@@ -169,8 +170,8 @@ def values_and_gradients(name, dtype, statistics, kernels, device):
     leaves += [] if y is x else [y.to(device, dtype).requires_grad_()]
     excluded, counts = excluded.to(device), counts.to(device)
     with engine.using("triton" if kernels else "eager"):
-        before, more = engine.served(), {"counts": counts, "bound": 1.0, "symmetric": symmetric, "first": first}
-        found = row_statistics(leaves[0], leaves[-1], excluded, statistics, **more)
+        before, factors = engine.served(), Factors(leaves[0], leaves[-1], 1.0)
+        found = row_statistics(factors, excluded, statistics, counts, symmetric, first)
         assert engine.served() == before + kernels, engine.failures()
         source, loss = torch.Generator().manual_seed(9), 0.0 * sum(leaf.sum() for leaf in leaves)
         for statistic in [each for each in statistics if not isinstance(each, Extreme | Count)]:
@@ -320,7 +321,7 @@ def test_wrong_kernels_fail_the_self_check_and_tiles_take_over(part, what):
         patch.setattr(Launcher, part, wrong)
         warnings.simplefilter("always")
         for wanted in ([SoftmaxMean(3.0), Sum()], [SoftmaxMean(3.0), Sum()], [Sum()]):
-            found = row_statistics(x, x, own, wanted, counts=torch.full((6,), 5), bound=1.0, symmetric=True)[Sum()]
+            found = row_statistics(Factors(x, x, 1.0), own, wanted, torch.full((6,), 5), True)[Sum()]
     assert len(engine.failures()) == 2
     engine._verdicts.clear()
     torch.testing.assert_close(found, (x @ x.T).fill_diagonal_(0).sum(1))
@@ -335,12 +336,12 @@ def test_the_self_check_passes_on_another_default_device_and_few_anchors_split_t
     from dipole.core.objectives.kernels.fused import Launcher, Operand
 
     x, y, excluded, *_ = matrices("queue")
-    problem = MatrixPass(x, y, excluded, False, (), (), ())
+    problem = MatrixPass(Factors(x, y), excluded, False, (), (), ())
     assert Launcher(problem, Operand(x), Operand(y), excluded.int())._splits()[0] == 3
     x, own = unit(6, 9, 0), torch.arange(6).unsqueeze(1)
     engine._verdicts.clear()
     with torch.device("meta"):  # as torch.set_default_device
-        row_statistics(x, x, own, [Sum()], counts=torch.full((6,), 5, device="cpu"), bound=1.0, symmetric=True)
+        row_statistics(Factors(x, x, 1.0), own, [Sum()], torch.full((6,), 5, device="cpu"), True)
     assert engine.failures() == []
 
 
@@ -353,7 +354,7 @@ def compiled_for(architecture, x, lengths, listed, symmetric, statistics, runnin
     from dipole.core.objectives.statistics import part_count
 
     side, lists = Operand(x, lengths), torch.zeros(len(x), listed, dtype=torch.int32)
-    problem = MatrixPass(x, x, lists, symmetric, statistics, running, extremes)
+    problem = MatrixPass(Factors(x, x), lists, symmetric, statistics, running, extremes)
     launcher = Launcher(problem, side, side, lists)
     with compiling_for(architecture) as built:
         launcher.sums()

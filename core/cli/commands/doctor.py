@@ -176,12 +176,13 @@ def _pass(rows: int, device: Any) -> float:
 
     from dipole.core.objectives import engine
     from dipole.core.objectives.pairs import Pairs
+    from dipole.core.objectives.similarity import Factors
     from dipole.core.objectives.statistics import LogSumExp
 
     x = torch.nn.functional.normalize(torch.randn(rows, WIDTH, device=device), dim=1).requires_grad_()
     pairs, wanted = Pairs.of_points(x), LogSumExp(2.0)
     start = time.perf_counter()
-    engine.statistics_of(pairs, x, x, [wanted], 1.0)[wanted].sum().backward()
+    engine.statistics_of(Factors(x, x, 1.0), pairs, [wanted])[wanted].sum().backward()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - start

@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 from dipole.core.objectives.indices import mask_of
 from dipole.core.objectives.kernels import template
 from dipole.core.objectives.kernels.functions import functions_of
+from dipole.core.objectives.similarity import Factors
 from dipole.core.objectives.statistics import AnyStatistic, Statistic, part_count
 from dipole.core.objectives.tiles import MatrixPass, row_sums
 
@@ -88,12 +89,13 @@ class Launcher:
     @classmethod
     def of(cls, problem: MatrixPass) -> Self:
         """Return the launcher of a problem with rows in float32."""
+        factors = problem.factors
         raw: tuple[Tensor | None, Tensor | None] = None, None
-        if problem.embeddings is not None and all(each.dtype in HALF for each in problem.embeddings):
-            raw = problem.embeddings
-        x = y = Operand.of(problem.x, raw[0])
-        if problem.y is not problem.x:
-            y = Operand.of(problem.y, raw[1])
+        if factors.embeddings is not None and all(each.dtype in HALF for each in factors.embeddings):
+            raw = factors.embeddings
+        x = y = Operand.of(factors.x, raw[0])
+        if factors.y is not factors.x:
+            y = Operand.of(factors.y, raw[1])
         return cls(problem, x, y, problem.excluded.sort(1).values.to(torch.int32))
 
     def sums(self) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -295,13 +297,14 @@ TOLERANCE, HALF_TOLERANCE = 1e-3, 2e-2
 def key_of(problem: MatrixPass) -> tuple[object, ...]:
     """Return the key of a compiled kernel. Numbers such as a temperature are not part of it."""
     kinds = tuple(type(each) for each in problem.statistics), problem.running, problem.extremes, problem.symmetric
-    x = problem.x
+    x = problem.factors.x
     return *kinds, x.device, x.shape[1], _half(problem), _listed(problem), tf32_allowed(), interpreted()
 
 
 def _half(problem: MatrixPass) -> torch.dtype | None:
-    if problem.embeddings is not None and problem.embeddings[0].dtype in HALF:
-        return problem.embeddings[0].dtype
+    embeddings = problem.factors.embeddings
+    if embeddings is not None and embeddings[0].dtype in HALF:
+        return embeddings[0].dtype
     return None
 
 
@@ -323,9 +326,9 @@ def selfcheck_error(problem: MatrixPass, reference: Reference) -> str:
 
 def _compare(problem: MatrixPass, reference: Reference) -> str:
     source = torch.Generator().manual_seed(0)
-    device, half = problem.x.device, _half(problem)
+    device, half = problem.factors.x.device, _half(problem)
     sizes = (ROWS,) if problem.symmetric else (ROWS, COLUMNS)
-    sides = [_rows(size, problem.x.shape[1], source) for size in sizes]
+    sides = [_rows(size, problem.factors.x.shape[1], source) for size in sizes]
     columns = len(sides[-1])
     # A row excludes itself and the row half a matrix away, which is mutual.
     lists = torch.arange(ROWS).unsqueeze(1) + torch.arange(_listed(problem)) % 2 * (columns // 2)
@@ -337,7 +340,7 @@ def _compare(problem: MatrixPass, reference: Reference) -> str:
     raw = None
     if half is not None:
         raw = given[0].detach().sign().to(half), given[-1].detach().sign().to(half)
-    small = replace(problem, x=given[0], y=given[-1], excluded=lists.to(device), embeddings=raw)
+    small = replace(problem, factors=Factors(given[0], given[-1], None, raw), excluded=lists.to(device))
     with torch.enable_grad():
         found = [each.cpu().double() for each in row_sums(Launcher.of(small))]
         ours = small.finish(found, counts)
