@@ -222,8 +222,8 @@ def _within_views(case: Case) -> list[list[tuple[Vector, Vector]]]:
     gone = [{(case.candidate_views[j], of[j]) for j in ignored} for ignored in case.ignored]
     for view in dict.fromkeys(case.anchor_views):
         mine = [i for i, own in enumerate(case.anchor_views) if own == view]
-        found.append([(a[i], a[j]) for i in mine for j in mine if i != j and (view, case.instances[j]) not in gone[i]]
-                     + [(a[i], c[j]) for i in mine for j in case.queue if j not in case.ignored[i]])  # fmt: skip
+        pairs = [(a[i], a[j]) for i in mine for j in mine if i != j and (view, case.instances[j]) not in gone[i]]
+        found.append(pairs + [(a[i], c[j]) for i in mine for j in case.queue if j not in case.ignored[i]])
     return found
 
 
@@ -299,10 +299,10 @@ def cacr(
     case, attraction, repulsion = case.on_sphere(), [], []
     attracted = [(case.anchors[i], case.positives[i]) for i in case.counted()]
     if case.view_pairs:
-        total_rows, views = len(case.candidates), len(set(case.candidate_views))
-        batch = total_rows // views
-        attracted = [(c, [(j + step * batch) % total_rows for step in range(1, views)])
-                     for j, c in enumerate(case.candidates)]  # fmt: skip
+        total_rows = len(case.candidates)
+        batch = total_rows // len(set(case.candidate_views))
+        steps = range(batch, total_rows, batch)
+        attracted = [(c, [(j + step) % total_rows for step in steps]) for j, c in enumerate(case.candidates)]
     for a, positives in attracted:
         d_pos = squared_distances(a, [case.candidates[p] for p in positives[:k]])
         pull = _conditional(d_pos, t_pos, positive_weights, +1.0)

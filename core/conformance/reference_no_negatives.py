@@ -64,9 +64,10 @@ def swav(
 
 def regression(case: Case) -> Number:
     """Grill et al. 2020, Eq. 2: the squared distance of unit vectors."""
-    case = case.on_sphere()
-    return mean([mean(squared_distances(case.anchors[i], [case.candidates[p] for p in case.positives[i]]))
-                 for i in case.counted()])  # fmt: skip
+    case, losses = case.on_sphere(), []
+    for i in case.counted():
+        losses.append(mean(squared_distances(case.anchors[i], [case.candidates[p] for p in case.positives[i]])))
+    return mean(losses)
 
 
 def _deviations(rows: Sequence[Vector]) -> list[Vector]:

@@ -3,9 +3,7 @@
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from inspect import signature
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -252,25 +250,22 @@ def source_of(pairs: Pairs) -> EncodedBatch | None:
         rows |= relative(listed, batch, columns)
     if pairs.weights is not None and weights is not None:
         rows["weights"] = by_instance(pairs.weights, pairs.anchors, pairs.positives.shape[1], runs, batch)
-    relate = partial(_pair_again, type(pairs), name, shared, columns, runs)
-    if pairs.facts.added:
-        return EncodedBatch(rows, lambda rows: relate(rows).added())
+
+    def relate(rows: dict[str, Tensor]) -> Pairs:
+        """Call the constructor again."""
+        given, views = dict(shared), dict[str, list[Tensor]]()
+        for key, row in rows.items():
+            name_of, _, number = key.partition(".")
+            if number:
+                given[name_of] = views.setdefault(name_of, [])
+                views[name_of].append(row)
+            else:
+                given[key] = row
+        if listed is not None:
+            given["ignored"] = absolute(given.pop("ignored_key"), given.pop("ignored_ahead"), columns)
+        if "weights" in rows:
+            given["weights"] = by_anchor(rows["weights"], len(rows["weights"].flatten(0, 1)), runs)
+        made: Pairs = getattr(type(pairs), name)(**given)
+        return made.added() if pairs.facts.added else made
+
     return EncodedBatch(rows, relate)
-
-
-def _pair_again(cls: Any, name: str, shared: dict[str, Any], columns: int, runs: int, rows: dict[str, Tensor]) -> Any:
-    """Call a constructor with the rows of all ranks, as `source_of` names them."""
-    given, views = dict(shared), dict[str, list[Tensor]]()
-    for key, row in rows.items():
-        name_of, _, number = key.partition(".")
-        if number:
-            given[name_of] = views.setdefault(name_of, [])
-            views[name_of].append(row)
-        else:
-            given[key] = row
-    if "ignored_key" in rows:
-        number, ahead = given.pop("ignored_key"), given.pop("ignored_ahead")
-        given["ignored"] = absolute(number, ahead, columns)
-    if "weights" in rows:
-        given["weights"] = by_anchor(rows["weights"], len(rows["weights"].flatten(0, 1)), runs)
-    return getattr(cls, name)(**given)

@@ -358,7 +358,7 @@ class Composite(nn.Module):
         if weights is not None and len(weights) != len(terms):
             raise OptionError(f"Composite needs a weight for each of {len(terms)} terms, got {len(weights)}.")
         self.terms = nn.ModuleList(terms)
-        self.weights = list(weights or [entry_of(term).weight for term in terms])
+        self.weights = [entry_of(term).weight for term in terms] if weights is None else list(weights)
         self.names = spec.numbered([term.registered_name() for term in terms])
 
     def __iter__(self) -> Iterator[tuple[str, float, Objective]]:

@@ -3,6 +3,7 @@
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 
@@ -210,7 +211,7 @@ def test_sums_look_at_their_own_numbers_and_several_pairs_are_averaged():
     learned = [dipole.objective(f"infonce(temperature=learned, init={init})").terms[0] for init in (0.5, 0.1)]
     terms = [Scaled(3.0), Scaled(0.5), *dipole.objective("dp + dcl").terms, *learned]
     alone = [float(term(a, b).detach()) for term in terms]
-    summed = Composite(terms, [1.0] * len(terms))(a, b)
+    summed = Composite(terms, np.ones(len(terms)))(a, b)
     assert [float(term) for term in summed.terms.values()] == pytest.approx(alone)
     assert len({round(value, 6) for value in alone}) == len(terms)
     objective = dipole.objective("infonce + dp")
