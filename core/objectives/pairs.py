@@ -193,9 +193,15 @@ class Pairs(Constructors):
             ignored: (A, E) torch.long, likewise.
             layout: further facts about the indices, fields of `PairLayout`.
         """
-        facts = PairLayout(self.facts.anchor_views, ((NO_VIEW, len(candidates)),), fewest=1, **layout)
-        changes = {"candidates": candidates, "positives": positives, "ignored": ignored, "layout": facts}
-        return replace(self, **changes, candidate_labels=None, candidate_index=None)
+        return replace(
+            self,
+            candidates=candidates,
+            positives=positives,
+            ignored=ignored,
+            candidate_labels=None,
+            candidate_index=None,
+            layout=PairLayout(self.facts.anchor_views, ((NO_VIEW, len(candidates)),), fewest=1, **layout),
+        )
 
     def without(self, ignored: Tensor, *, distinct: bool = False) -> Self:
         """Ignore more candidates, so that they are not negatives.

@@ -404,7 +404,8 @@ def _matrix_of(term: Objective, pairs: Pairs) -> _Matrix:
         x = full_precision(pairs.anchors)
         return _Matrix(pairs, Factors(x, x))
     embeddings = (pairs.anchors, pairs.candidates) if term.keeps_directions else None
-    return _Matrix(pairs, Factors(*term.project(pairs), embeddings))
+    x, y, bound = term.project(pairs)
+    return _Matrix(pairs, Factors(x, y, bound, embeddings))
 
 
 def _value(
