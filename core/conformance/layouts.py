@@ -54,7 +54,7 @@ class Layout:
         return next(iter(self.shapes.values()))[-1]
 
     def leaves(self, dtype: torch.dtype = torch.float64, seed: int = 0) -> Leaves:
-        """Return standard normal leaves that require a gradient.
+        """Return standard normal leaves, (...) by name, that require a gradient.
 
         Args:
             dtype: of all of them.

@@ -184,7 +184,7 @@ class Subject(Declared):
         Args:
             instance: what `make` gave.
             layout: the batch.
-            leaves: by name, as `Layout.leaves` draws them.
+            leaves: (...) by name, as `Layout.leaves` draws them.
             loss: another loss with the same arguments. None: `call`.
 
         Raises:
