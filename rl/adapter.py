@@ -224,7 +224,7 @@ class RLAdapter(Adapter):
     def fit(self, run: Run) -> None:
         """SB3's loop until the environment steps of the recipe are taken."""
         agent, train = self.agent, run.config.train
-        agent.adopt(run.objective, learning_rate=train.learning_rate, precision=_PRECISIONS[train.precision])
+        agent._adopt(run.objective, learning_rate=train.learning_rate, precision=_PRECISIONS[train.precision])
         if run.objective is not None:
             start_bilinear((term for _, _, term in run.objective), agent.bilinear_init)
         if self._pending is not None:
@@ -349,7 +349,7 @@ class RLAdapter(Adapter):
     def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
         """Write the folder of a trained agent for stable-baselines3, or in the layout of huggingface_sb3."""
         agent, train = self.agent, record.config["train"]
-        agent.adopt(objective, learning_rate=train["learning_rate"], precision=_PRECISIONS[train["precision"]])
+        agent._adopt(objective, learning_rate=train["learning_rate"], precision=_PRECISIONS[train["precision"]])
         agent.num_timesteps, agent.environment_steps = record.data["agent_steps"], record.data["environment_steps"]
         if to == "sb3":
             export_sb3(agent, folder, record, self.data_info())

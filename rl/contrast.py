@@ -56,10 +56,7 @@ def largest(gradients: list[Tensor]) -> Tensor:
 
 
 def require_unlabelled(contrast: Composite, width: int, positives: int, batch_size: int) -> None:
-    """Try a copy of the objective on what an agent has: a batch without labels, `positives` keys for each anchor.
-
-    Raise ConfigError if it asks for more, before training instead of at the first update.
-    """
+    """Try a copy on a batch without labels. Raise ConfigError if the objective asks for more than an agent has."""
     trial = copy.deepcopy(contrast).cpu()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         try:

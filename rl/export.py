@@ -96,10 +96,7 @@ _HUB_NOTES = """Deterministic mean return of {episodes} episodes, the first with
 
 
 def export_sb3(agent: PixelAgent, folder: Path, record: Any, data: dict[str, Any]) -> None:
-    """Write agent.zip, SB3's own zip (sac.zip or td3.zip), networks.py, seen.py and README.md into a folder.
-
-    Raise TrainingError if SB3's own zip would not act as the agent does.
-    """
+    """Write the folder of `dipole export --to sb3`. Raise TrainingError if SB3's own zip would act otherwise."""
     form, known = save_plain(agent, folder), agent.task or {"name": "..."}
     settings = "".join(f", {name}={value!r}" for name, value in known.get("settings", {}).items())
     env = f'make_env("{known["name"]}"{settings})'
@@ -118,10 +115,7 @@ def export_sb3(agent: PixelAgent, folder: Path, record: Any, data: dict[str, Any
 def export_hub(
     agent: PixelAgent, folder: Path, record: Any, data: dict[str, Any], env: Any, episodes: int, seed: int
 ) -> None:
-    """Write the layout of huggingface_sb3, which the Hub shows as an agent, with the result for its leaderboards.
-
-    Raise TrainingError if SB3's own zip would not act as the agent does.
-    """
+    """Write the layout of huggingface_sb3, with the result for leaderboards. Raise TrainingError as `export_sb3`."""
     form = save_plain(agent, folder)
     task = str((agent.task or {}).get("name", "unknown"))
     name = name_of(form.base.__name__.lower(), task)

@@ -66,10 +66,7 @@ class VecKeepDictObs(VecEnvWrapper):
 
 
 def shown_to(learner: str, env: VecEnv, inputs: Inputs) -> VecEnv:
-    """Return an environment with the part of its observations that an agent sees: pixels, state, both, or auto for all.
-
-    Raise ConfigError if they are of another kind, or do not have that part.
-    """
+    """Return an environment with the part of its observations that `inputs` names. Raise ConfigError if it has none."""
     space = env.observation_space
     if isinstance(space, spaces.Dict):
         images = image_keys(space)
@@ -160,10 +157,7 @@ def require_normalized_last(env: VecEnv) -> None:
 
 
 def require_stored_as_seen(model: BaseAlgorithm) -> None:
-    """Raise ConfigError if SB3's own replay would get observations of another shape than the agent's.
-
-    An agent of dipole stores them as `original` returns them.
-    """
+    """Raise ConfigError if SB3's own replay would get other shapes than the agent sees. Ours stores what it sees."""
     normalizer = model.get_vec_normalize_env()
     if normalizer is None or getattr(model, "replay_buffer", None) is None or hasattr(model, "environment_steps"):
         return

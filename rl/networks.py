@@ -200,10 +200,7 @@ class SquashedActor(Actor):
 
 
 class Encoders(BasePolicy):
-    """The shared part of policies whose actor shares the convolutions of their critic.
-
-    The arguments are SB3's, with features_extractor_kwargs of `PixelEncoder`.
-    """
+    """The shared part of policies whose actor shares the convolutions of their critic. The arguments are SB3's."""
 
     encoder_class: type[PixelEncoder] = PixelEncoder
     actor_class: type[BasePolicy]
@@ -313,10 +310,7 @@ def with_noise(mean: Tensor, noise: Tensor, clip: float | None = None) -> Tensor
 
 
 class DrQPolicy(Encoders, TD3Policy):
-    """Actor, critic and momentum critic of DrQ-v2.
-
-    There is no momentum copy of the actor: where SB3 wants one it gets the actor itself.
-    """
+    """Actor, critic and momentum critic of DrQ-v2. The actor has no momentum copy: SB3 gets the actor itself."""
 
     encoder_class = CentredEncoder
     actor_class = NoisyActor

@@ -214,13 +214,8 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         found: Composite | None = self.policy.contrast
         return found
 
-    def adopt(self, objective: Composite | None, **changes: Any) -> None:
-        """Take another objective with its weights, and change settings. Its optimizers start anew.
-
-        Args:
-            objective: built for embeddings of the agent's width, or None for "none".
-            changes: settings that no network depends on (learning_rate, precision, ...).
-        """
+    def _adopt(self, objective: Composite | None, **changes: Any) -> None:
+        """Take another objective with its weights, and settings that no network depends on. Optimizers start anew."""
         vars(self)["objective"] = "none" if objective is None else str(objective)
         for name, value in changes.items():
             setattr(self, name, value)

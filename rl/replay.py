@@ -268,21 +268,12 @@ class FrameReplayBuffer(FrameSampler):
             planes.append((int(oldest), int(written)))
         return (int(self._tail.min()), int(self._head[0])), tuple(planes)
 
-    def counters(self) -> dict[str, Any]:
+    def _counters(self) -> dict[str, Any]:
         """Return counters, the newest observations and the sampler's generator."""
         return copy.deepcopy({**{name: getattr(self, name) for name in _COUNTERS}, "ring": self._ring, "rng": self.rng})
 
-    def load_counters(self, state: dict[str, Any]) -> None:
-        """Continue from `counters`. `_load_part` brings the rest.
-
-        Args:
-            state: what `counters` returned.
-
-        Raises:
-            ConfigError: the state is of another number of environments, or of a larger buffer.
-            ValueError: the state is damaged.
-            TrainingError: memory is too small for it.
-        """
+    def _load_counters(self, state: dict[str, Any]) -> None:
+        """Continue from `_counters`, before `_load_part`. Raise an error for those of another buffer, or damage."""
         self.reset()
         head, tail, written = (np.asarray(state[name]) for name in ("_head", "_tail", "_written"))
         if not head.shape == tail.shape == written.shape == (self.n_envs,):
@@ -330,7 +321,7 @@ class FrameReplayBuffer(FrameSampler):
     def __getstate__(self) -> dict[str, Any]:
         own = ("frames", "digests", "files", *_STEPS, *_COUNTERS)
         steps, planes = self._extent
-        stored = {**self.counters(), "steps": steps, "planes": planes, **self._part(steps, planes)}
+        stored = {**self._counters(), "steps": steps, "planes": planes, **self._part(steps, planes)}
         return {name: value for name, value in self.__dict__.items() if name not in own} | {"stored": stored}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -339,7 +330,7 @@ class FrameReplayBuffer(FrameSampler):
         if self._device.type == "cuda" and not torch.cuda.is_available():
             self._device = torch.device("cpu")
         self._allocate()
-        self.load_counters(stored)
+        self._load_counters(stored)
         self._load_part(stored, stored["steps"], stored["planes"])
 
     @property

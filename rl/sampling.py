@@ -221,16 +221,8 @@ class FrameSampler(ReplayBuffer):
         self.digests = np.zeros((self.n_envs, self._ring), np.int64)
         self.states = np.zeros((*size, 2, self.layout.width), np.float32)  # of observation and next observation
 
-    def draw(self, batch_size: int) -> tuple[Array, Array]:
-        """Return environment (B,) and slot (B,) of transitions drawn uniformly, with replacement.
-
-        Args:
-            batch_size: B >= 1.
-
-        Raises:
-            TrainingError: nothing is stored, or hardly anything but steps that failed.
-            ConfigError: `batch_size` is no integer >= 1.
-        """
+    def _draw(self, batch_size: int) -> tuple[Array, Array]:
+        """Return environment (B,) and slot (B,) of transitions drawn uniformly, with replacement."""
         check_integers(batch_size=batch_size)
         sizes = self._head - self._tail
         ends = np.cumsum(sizes)
@@ -296,8 +288,12 @@ class FrameSampler(ReplayBuffer):
             positives: K >= 0 further views of each observation.
             env: normalises rewards and vectors, if given.
             times: M and N >= 1 views of each observation and next observation, one after the other: (M B, C, h, w).
+
+        Raises:
+            TrainingError: nothing is stored, or hardly anything but steps that failed.
+            ConfigError: `batch_size` is no integer >= 1.
         """
-        which, slot = self.draw(batch_size)
+        which, slot = self._draw(batch_size)
         rewards, last, discounts = self._outcomes(which, slot, env)
         before, after = self._planes(which, slot, 0), self._planes(which, last, 1)
         observations, next_observations = (

@@ -273,10 +273,7 @@ def describe(agent: Any) -> dict[str, Any]:
 
 
 def read_description(path: Any) -> dict[str, Any]:
-    """Read the description in a zip. Raise CheckpointError if the file is missing, damaged, or holds none.
-
-    An open file is put back to its beginning.
-    """
+    """Read the description in a zip or an open file. Raise CheckpointError if it is missing or damaged."""
     if isinstance(path, str | Path) and Path(path).is_dir():
         raise CheckpointError(f"{path} is a folder and no agent. `dipole.rl.resume` continues from a checkpoint.")
     if isinstance(path, str | Path) and not Path(path).exists():

@@ -67,7 +67,7 @@ def save(agent: PixelAgent, folder: str | Path) -> Path:
     with disk_refusing(f"cannot save the checkpoint {folder}", CheckpointError), replacing(folder) as temporary:
         temporary.mkdir()
         agent.save(temporary / "agent.zip")
-        write_plain(temporary, "replay", agent.replay_buffer.counters())
+        write_plain(temporary, "replay", agent.replay_buffer._counters())
         write_plain(temporary, "state", _state(agent))
         sizes = {name: (temporary / name).stat().st_size for name in _PARTS}
         written = write_replay(temporary, agent.replay_buffer)
@@ -128,7 +128,7 @@ def restore(agent: PixelAgent, folder: str | Path) -> None:
 
 def _restore_state(agent: PixelAgent, folder: Path, manifest: dict[str, Any]) -> None:
     with saved_agent.readable(f"the checkpoint {folder} cannot be read"):
-        agent.replay_buffer.load_counters(read_plain(folder, "replay"))
+        agent.replay_buffer._load_counters(read_plain(folder, "replay"))
         read_replay(folder, agent.replay_buffer, manifest["replay"])
         state = read_plain(folder, "state")
         for name, value in [*state["counters"].items(), *(state.get("contrastive") or {}).items()]:
@@ -205,7 +205,7 @@ def write_replay(folder: Path, buffer: FrameReplayBuffer) -> list[Segment]:
 
 
 def read_replay(folder: Path, buffer: FrameReplayBuffer, told: list[Segment]) -> None:
-    """Put the files of a manifest into a replay after `load_counters`. Raise CheckpointError for a damaged file."""
+    """Put the files of a manifest into a replay after `_load_counters`. Raise CheckpointError for a damaged file."""
     for one, two in pairwise(told):
         if one["steps"][1] != two["steps"][0]:
             raise ValueError(f"{one['file']} and {two['file']} do not follow each other")
@@ -289,7 +289,7 @@ def _restore_environments(agent: PixelAgent, env: VecEnv, state: dict[str, Any])
         return
     workers = env.unwrapped
     if isinstance(workers, WorkerVecEnv):
-        workers.continue_from(rows_of(state["last_obs"]), state.get("workers"))
+        workers._continue_from(rows_of(state["last_obs"]), state.get("workers"))
 
 
 def checkpoints(folder: str | Path) -> list[Path]:

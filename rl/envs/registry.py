@@ -141,10 +141,7 @@ def load() -> None:
 
 
 def find(task: str) -> Environment:
-    """Return the environment of a name ("cheetah-run", "cheetah/run") or id ("package:Their-v0").
-
-    Raise ConfigError for an unknown one, with the nearest name and all names.
-    """
+    """Return the environment of a name ("cheetah-run") or id ("package:Their-v0"), or raise ConfigError."""
     load()
     known = _environments.get(key_of(task))
     if known is not None:

@@ -202,7 +202,7 @@ def _side_by_side(
     returns: dict[int, float] = {}
 
     def begin(index: int, episode: int, attempt: int = 0) -> None:
-        shown[index] = env.begin(index, episode_seed(seed, episode, attempt))
+        shown[index] = env._begin(index, episode_seed(seed, episode, attempt))
         playing[index], totals[index], seen[episode] = (episode, attempt), 0.0, []
 
     for index, episode in zip(range(env.num_envs), left, strict=False):

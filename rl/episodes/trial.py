@@ -60,11 +60,7 @@ def trial(
     runs: Path = DEFAULT_RUNS,
     size: int | None = None,
 ) -> Trial:
-    """Play episodes with the agent of a run or an export. The same arguments play the same episodes.
-
-    The arguments are the options of `dipole play`. Raise ConfigError for an argument out of range, or a task that does
-    not fit, CheckpointError for a damaged agent.
-    """
+    """Play episodes with the agent of a run or an export. The arguments are the options of `dipole play`."""
     check_integers(episodes=episodes)
     check_seed(seed)
     if video is not None:

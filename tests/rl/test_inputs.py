@@ -182,7 +182,7 @@ def test_normalised_vectors_are_learned_from_as_they_are_acted_on(tmp_path):
     np.testing.assert_array_equal(*acted)
     raw = agent.replay_buffer.states[0, :30, 0]
     assert ((raw >= 0) & (raw <= 1)).all()  # stored as it came
-    rows = copy.deepcopy(agent.replay_buffer).draw(200)[1]
+    rows = copy.deepcopy(agent.replay_buffer)._draw(200)[1]
     batch = agent._sample(200)
     scale = np.sqrt(env.obs_rms["state"].var + env.epsilon)
     expected = np.clip((raw[rows] - env.obs_rms["state"].mean) / scale, -env.clip_obs, env.clip_obs)

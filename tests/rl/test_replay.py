@@ -82,7 +82,7 @@ def test_samples_are_the_transitions_that_were_added(storage, stacking, n_envs):
 def test_sampling_is_uniform_and_time_limits_can_be_declared_terminations():
     buffer = FrameReplayBuffer(20, space(), ACTION, "cpu", seed=0)
     fill(buffer, [episodes(0)], 20, 20)
-    counts = np.bincount(buffer.draw(40_000)[1], minlength=20)
+    counts = np.bincount(buffer._draw(40_000)[1], minlength=20)
     live = np.array([(buffer._tail[0] + i) % 20 for i in range(len(buffer))])
     expected = 40_000 / len(live)
     assert np.abs(counts[live] - expected).max() < 6 * np.sqrt(expected)

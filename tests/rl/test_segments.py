@@ -49,8 +49,8 @@ def test_a_chain_of_saves_is_the_buffer_through_every_turn_of_the_ring(tmp_path,
         filled(17, buffer, n_envs)
         told = kept(tmp_path / str(number), buffer)
         other = FrameReplayBuffer(60 * n_envs, SPACE, ACTION, "cpu", n_envs, seed=9)
-        snapshots.write_plain(tmp_path / str(number), "replay", buffer.counters())
-        other.load_counters(snapshots.read_plain(tmp_path / str(number), "replay"))
+        snapshots.write_plain(tmp_path / str(number), "replay", buffer._counters())
+        other._load_counters(snapshots.read_plain(tmp_path / str(number), "replay"))
         snapshots.read_replay(tmp_path / str(number), other, told)
         assert len(other) == len(buffer) == min(17 * (number + 1), 60) * n_envs
         twin = pickle.loads(pickle.dumps(buffer))
@@ -77,8 +77,8 @@ def test_a_save_writes_the_new_steps_alone_and_links_the_others(tmp_path):
     # Nothing of the first folder is needed, and a ring beyond memory is refused before it is made.
     shutil.rmtree(tmp_path / "one")
     other = filled(0, size=400)
-    refused(TrainingError, "needs", other.load_counters, buffer.counters() | {"ring": 10**15})
-    other.load_counters(buffer.counters())
+    refused(TrainingError, "needs", other._load_counters, buffer._counters() | {"ring": 10**15})
+    other._load_counters(buffer._counters())
     snapshots.read_replay(tmp_path / "two", other, second)
     assert len(other) == 50
 

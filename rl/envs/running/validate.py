@@ -118,10 +118,7 @@ def under_contract(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
 
 
 def require_observation(name: str, space: spaces.Space[Any], observation: Any, bounds: bool = False) -> None:
-    """Raise ConfigError for an observation of another kind or shape than its space says, with `bounds` of other values.
-
-    The bounds of the first observations are enough.
-    """
+    """Raise ConfigError for another kind or shape than the space says, with `bounds` for other values as well."""
     for key, each, part in _parts_of(name, space, observation):
         which = _gives(name, key)
         if part is None:

@@ -138,13 +138,8 @@ class WorkerVecEnv(SubprocVecEnv):
         self._reset_options()
         return _stack_obs(observations, self.observation_space)
 
-    def begin(self, index: int, seed: int) -> Any:
-        """Return the first observation of a new episode of one environment.
-
-        Args:
-            index: of the environment, from 0.
-            seed: from 0 to 2**32 - 1.
-        """
+    def _begin(self, index: int, seed: int) -> Any:
+        """Return the first observation of a new episode of one environment."""
         self._revive()
         self._pending.pop(index, None)
         self._root_seeds[index], self._steps[index], self._episodes[index] = seed, 0, 1
@@ -153,7 +148,7 @@ class WorkerVecEnv(SubprocVecEnv):
             observation, info = self._answer(index)
         except _GONE as error:
             self._restart(index, error)
-            return self.begin(index, seed)
+            return self._begin(index, seed)
         _raise_refusal(info)
         self._last_obs[index] = observation
         return observation
@@ -233,13 +228,8 @@ class WorkerVecEnv(SubprocVecEnv):
         """Return seeds, steps, episodes and deaths of the workers."""
         return {name: list(getattr(self, name)) for name in _COUNTERS}
 
-    def continue_from(self, observations: list[Any], counters: dict[str, Any] | None) -> None:
-        """Continue in the middle of episodes whose states the workers already have.
-
-        Args:
-            observations: of each environment, the newest.
-            counters: what `counters` returned, or None for new environments.
-        """
+    def _continue_from(self, observations: list[Any], counters: dict[str, Any] | None) -> None:
+        """Continue in the middle of episodes whose states the workers already have, with their newest observations."""
         self._last_obs = observations
         for name, values in (counters or {}).items():
             setattr(self, name, list(values))

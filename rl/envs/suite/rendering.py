@@ -123,10 +123,7 @@ BACKENDS: dict[str, Callable[[], bool]] = {"egl": lambda: bool(egl_devices()), "
 
 
 def choose_backend() -> str:
-    """Return the backend to use and set MUJOCO_GL to it. A value that you have set stays.
-
-    Raise RenderingError with the command that installs a backend if none works.
-    """
+    """Return the backend and set MUJOCO_GL to it. Your own value stays. Raise RenderingError if none works."""
     chosen = os.environ.get("MUJOCO_GL")
     if chosen:
         if chosen not in (*BACKENDS, "glfw"):
@@ -184,11 +181,7 @@ def _close(env: ref[Any]) -> None:
 
 
 def import_suite() -> object:
-    """Import dm_control.suite with a working backend.
-
-    Raise RenderingError if there is none, or dm_control was imported earlier with another one, DipoleError if it cannot
-    load the installed mujoco.
-    """
+    """Import dm_control.suite with a working backend. Raise RenderingError or DipoleError with what helps."""
     backend = choose_backend()
     try:
         import mujoco
