@@ -176,12 +176,10 @@ class RLAdapter(Adapter):
                 "the rl domain trains in one process: start it without torchrun (rl.envs steps several at once)."
             )
         self._make = partial(find(config.task).make, **config.environment())
-        make = [self._make] * config.envs
         env: VecEnv | None = None
-        if self.kept is None and config.workers:
-            env = WorkerVecEnv(make)
-        elif self.kept is None:
-            env = DummyVecEnv(make)  # type: ignore[arg-type]
+        if self.kept is None:
+            kind: Any = WorkerVecEnv if config.workers else DummyVecEnv
+            env = kind([self._make] * config.envs)
         self.agent = algorithms.ALGORITHMS[config.algorithm](
             "CnnPolicy",
             env,

@@ -244,22 +244,16 @@ COUNTERS = ("num_timesteps", "_episode_num", "_n_updates", "environment_steps", 
 
 def describe(agent: Any) -> dict[str, Any]:
     """Return what `open_agent` makes the agent from."""
-    settings = dict(agent.settings)
-    augmentation = agent.augmentation
     given = {name: getattr(agent, name) for name in ("learning_rate", "augmentation", "action_noise")}
     if agent.replay_buffer_class is not FrameReplayBuffer or agent.replay_buffer_kwargs:
         given["replay_buffer_class"] = agent.replay_buffer_class
         given["replay_buffer_kwargs"] = agent.replay_buffer_kwargs
     # Our files never hold code.
     code = [name for name, value in given.items() if not isinstance(value, int | float | str | None)]
-    if "learning_rate" in code:
-        settings["learning_rate"] = None
-    if "augmentation" in code:
-        augmentation = None
     return {
         "format": _FORMAT,
-        "settings": settings,
-        "augmentation": augmentation,
+        "settings": {name: None if name in code else value for name, value in agent.settings},
+        "augmentation": None if "augmentation" in code else agent.augmentation,
         "storage": agent.storage,
         "stats_window_size": agent._stats_window_size,
         "seed": agent.seed,

@@ -153,10 +153,10 @@ def plot_curves(runs: Mapping[str, Sequence[Sequence[Evaluation]]], path: str | 
             )
         common = [[each for each in history if each.environment_steps in steps] for history in histories]
         values = np.array([[each.mean for each in history] for history in common])
-        seeds, spread = f"{counted(len(values), 'seed')}", list(values.T)
+        spread = list(values.T)
         if len(values) == 1:
-            seeds, spread = "1 seed", [np.array(each.returns) for each in common[0]]
-        (line,) = axes.plot(steps, values.mean(0), label=f"{method} ({seeds})")
+            spread = [np.array(each.returns) for each in common[0]]
+        (line,) = axes.plot(steps, values.mean(0), label=f"{method} ({counted(len(values), 'seed')})")
         low, high = [each.min() for each in spread], [each.max() for each in spread]
         axes.fill_between(steps, low, high, alpha=0.2, color=line.get_color())
     axes.set(xlabel="environment steps", ylabel="return of an episode", title=title)
