@@ -186,13 +186,11 @@ def _compared(name: str, first: list[RunRecord], second: list[RunRecord]) -> Com
     test = None
     if min(len(one), len(other)) > 1:
         test = difference(one, other)
+        found["test"] = f"Welch's t-test on {len(one)} and {len(other)} seeds"
         if test.method == "paired t":
             one, other = ({seed: side[seed] for seed in sorted(one.keys() & other.keys())} for side in (one, other))
             found["test"] = f"paired t-test on {len(one)} common seeds"
-        else:
-            found["test"] = f"Welch's t-test on {len(one)} and {len(other)} seeds"
-        if isfinite(test.p_t):
-            found["p"] = test.p_t
+        found["p"] = test.p_t if isfinite(test.p_t) else None
         if isfinite(test.low):
             found |= {"interval": [test.low, test.high], "spread": test.spread}
     means = [summarize(list(side.values())).mean for side in (one, other)]

@@ -1,7 +1,4 @@
-"""What a runs folder holds: records, and descriptions of expanded suites. A report needs neither recipes nor a domain.
-
-Reading changes and removes nothing in the folder.
-"""
+"""What a runs folder holds: records, and descriptions of expanded suites. Reading changes nothing in it."""
 
 import re
 from collections.abc import Mapping
@@ -22,10 +19,7 @@ BENCH = ".bench"
 
 @dataclass(frozen=True)
 class Problem:
-    """A path that is not a readable record, and why, or a `conflict`: the run or suite of which there are two versions.
-
-    It is reported and left unchanged.
-    """
+    """A path that is not a readable record, and why, or a `conflict`: the run or suite that has two versions."""
 
     path: Path
     message: str
@@ -68,15 +62,12 @@ class JobEntry(Part):
 
 
 class RowEntry(Part):
-    """A row: one method, labelled "method" or "method / group", its objective, and the label of its base row.
-
-    `fill` has values of placeholders in the metrics of columns, by name.
-    """
+    """A row: one method, labelled "method" or "method / group", its objective, and the label of its base row."""
 
     label: str
     objective: str
     base: str | None
-    fill: dict[str, str] = Field(default_factory=dict)
+    fill: dict[str, str] = Field(default_factory=dict, description="values of placeholders in metrics of columns")
 
 
 EFFECTS = {"%": (1.0, "1 point"), "return": (50.0, "50 return")}
@@ -84,24 +75,18 @@ EFFECTS = {"%": (1.0, "1 point"), "return": (50.0, "50 return")}
 
 
 class ColumnEntry(Part):
-    """A column: one number of a record, times a factor, in a unit such as "%".
-
-    `metric` is the name of the number in the record, with placeholders for the row's `fill`, and `base` the name of the
-    column that rows without a base are tested against.
-    """
+    """A column: one number of a record, times a factor, in a unit such as "%"."""
 
     name: str
-    metric: str
+    metric: str = Field(description="name of the number in the record, with placeholders for the row's `fill`")
     factor: float
     higher_is_better: bool
     unit: str
-    base: str | None = None
+    base: str | None = Field(None, description="name of the column that rows without a base are tested against")
 
     @property
     def label(self) -> str:
-        if not self.unit:
-            return self.name
-        return f"{self.name} ({self.unit})"
+        return f"{self.name} ({self.unit})" if self.unit else self.name
 
     @property
     def sign(self) -> int:
@@ -119,19 +104,15 @@ class ColumnEntry(Part):
 
 
 class Manifest(Part):
-    """One suite at one scale as it was expanded. Fields are only ever added, with a default.
-
-    `published` is the id of the printed table that it repeats, `protocol` has the differences from the paper, and
-    `not_decidable` says why its scale cannot decide anything. For the others see `suite.Suite`.
-    """
+    """One suite at one scale as it was expanded (see `suite.Suite`). Fields are only ever added, with a default."""
 
     schema_version: Literal[1] = 1
     suite: FileName
     scale: FileName
     title: str
     kind: str
-    published: str | None
-    protocol: dict[str, Any]
+    published: str | None = Field(description="id of the printed table that it repeats")
+    protocol: dict[str, Any] = Field(description="differences from the paper")
     x_label: str
     y_label: str
     show: list[str]
@@ -139,7 +120,7 @@ class Manifest(Part):
     rows: list[RowEntry]
     columns: list[ColumnEntry]
     jobs: list[JobEntry]
-    not_decidable: str = ""
+    not_decidable: str = Field("", description="why its scale cannot decide anything")
 
     @model_validator(mode="after")
     def _consistent(self) -> "Manifest":
@@ -155,7 +136,6 @@ class Manifest(Part):
 
     @property
     def is_paper_protocol(self) -> bool:
-        """Return whether it repeats a printed table by the paper's protocol."""
         return self.published is not None and not self.protocol
 
 
@@ -206,12 +186,9 @@ def read_records(folder: Path) -> Records:
         try:
             if not path.is_dir():
                 raise RecordError("not the folder of a run")
-            # Opening a pipe or device of that name would block.
             if not (path / "record.json").is_file():
-                message = "no file record.json in it"
-                if (path / "config.toml").exists():
-                    message = "started, no record yet"
-                raise RecordError(message)
+                has_begun = (path / "config.toml").exists()
+                raise RecordError("started, no record yet" if has_begun else "no file record.json in it")
             record = read_record(path / "record.json")
             if record.hash != path.name:
                 raise RecordError(f"the record is that of run {record.hash}, not of this folder")

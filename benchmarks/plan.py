@@ -55,9 +55,7 @@ class Estimator:
         left = [self._reckoned(config) for config, seconds in zip(configs, known, strict=True) if seconds is None]
         every = [0.0, *(seconds for seconds in known if seconds is not None), *(each.seconds for each in left)]
         within = max((each.within for each in left), default=1.0)
-        starts = len(configs)
-        if shares_processes:
-            starts = min(slots, starts)
+        starts = min(slots, len(configs)) if shares_processes else len(configs)
         seconds = max((sum(every) + START * starts) / slots, max(every) + START * min(starts, 1))
         return Time(seconds, len(left), within)
 
@@ -73,10 +71,7 @@ class Estimator:
 class SeedsLine:
     """Seeds of each row that show `difference` (`words`) in a column, with the spread assumed and its source.
 
-    The spread is that of the differences by seed from the base, the median over the tests. Without pairs of earlier
-    runs it is the spread of a row, and rows count as independent. `detectable` is the smallest difference that the
-    planned seeds show, as in a report. The difference is one that was stated before the runs, never an observed
-    one: the largest of many observed differences is too large.
+    The difference was stated before the runs: the largest of many observed differences is too large.
     """
 
     column: str
@@ -85,7 +80,7 @@ class SeedsLine:
     std: float | None
     source: str
     seeds: int | None
-    detectable: float | None = None
+    detectable: float | None = None  # the smallest difference that the planned seeds show, as in a report
 
 
 @dataclass(frozen=True)
@@ -96,9 +91,8 @@ class Fault:
     cells: tuple[CellEntry, ...]
 
     def __str__(self) -> str:
-        first, others = self.cells[0], ""
-        if more := len(self.cells) - 1:
-            others = f" and {counted(more, 'more cell')}"
+        first, more = self.cells[0], len(self.cells) - 1
+        others = f" and {counted(more, 'more cell')}" if more else ""
         return f"row {first.row!r}, column {first.column!r}, seed {first.seed}{others}: {self.message}"
 
 
@@ -145,10 +139,7 @@ def _by_message(found: Iterable[tuple[str, Job]]) -> tuple[Fault, ...]:
 def make_plan(
     sized: Sized, jobs: Sequence[Job], records: Mapping[str, RunRecord], slots: int, effect: float | None
 ) -> Plan:
-    """Plan a suite: `records` are the finished runs of the folder. `effect` is a difference in units of the columns.
-
-    Without `effect`, a column's difference is the smallest that matters (`ColumnEntry.effect`).
-    """
+    """Plan a suite: `records` are the finished runs, `effect` replaces the differences of `ColumnEntry.effect`."""
     missing = [job.config for job in jobs if job.hash not in records]
     time = Estimator(records.values()).total(missing, slots, sized.scale.shared_process)
     results = SuiteResults(sized.manifest(jobs), records)
@@ -208,7 +199,6 @@ def _kinds(config: Mapping[str, Any]) -> list[str]:
     narrow = json.dumps(rest, sort_keys=True)
     any_objective = json.dumps({k: v for k, v in rest.items() if k != "objective"}, sort_keys=True)
     train = rest.get("train")
-    if not isinstance(train, Mapping):
-        train = {}
-    wide = json.dumps([rest.get("domain"), train.get("epochs"), train.get("steps"), train.get("batch_size")])
+    length = [train.get(name) for name in ("epochs", "steps", "batch_size")] if isinstance(train, Mapping) else []
+    wide = json.dumps([rest.get("domain"), *length])
     return [f"same:{narrow}", f"objective:{any_objective}", f"length:{wide}"]

@@ -25,10 +25,7 @@ from dipole.core.utils.files import is_file
 
 @dataclass(frozen=True)
 class Added:
-    """One suite after `add`: its file, the numbers of its runs, of all wanted runs and of new runs.
-
-    `conflicts` lists differences between file and folders, `left_out` unreadable runs and runs on other data.
-    """
+    """One suite after `add`: its file, and the numbers of its runs, of all wanted runs and of new runs."""
 
     path: Path
     suite: str
@@ -37,8 +34,8 @@ class Added:
     new: int
     bytes: int
     seconds: float
-    conflicts: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
+    conflicts: tuple[str, ...] = ()  # differences between file and folders
+    left_out: tuple[str, ...] = ()  # unreadable runs, and runs on other data
 
 
 def add(places: Sequence[Path], to: Path, replaces: bool = False) -> list[Added]:
@@ -63,11 +60,9 @@ def add(places: Sequence[Path], to: Path, replaces: bool = False) -> list[Added]
         ]
         names = {manifest.name, *(job.hash for job in manifest.jobs)}
         unread += [f"{each.message} ({each.path})" for each in found.problems if each.conflict in names]
-        there = StoredSuite(manifest, {})
-        if is_file(path):
-            there = read_results_file(path)
-        elif not suite.runs and not unread:
+        if not is_file(path) and not suite.runs and not unread:
             continue
+        there = read_results_file(path) if is_file(path) else StoredSuite(manifest, {})
         both, conflicts, left = merged(there, suite, replaces)
         changes.append((path, both, len(both.runs.keys() - there.runs.keys()), conflicts, [*unread, *left]))
     if not changes:
@@ -79,25 +74,19 @@ def add(places: Sequence[Path], to: Path, replaces: bool = False) -> list[Added]
 
 
 def contents(places: Sequence[Path]) -> list[Added]:
-    """Return a line for each results file. For errors see `some_files` and `read_results_file`."""
     return [_added(path, read_results_file(path), 0, ()) for place in places for path in some_files(place)]
 
 
 def of_suite(found: Gathered, manifest: Manifest) -> StoredSuite:
     """Return a suite with its finished runs, and the curves and points that its figures show."""
-    names, files, runs = drawn_names(manifest), found.files, {}
-    done = found.done
-    for job in manifest.jobs:
-        if job.hash not in done:
-            continue
-        record, points = done[job.hash], None
-        if SCATTER in manifest.show:
-            points = files.points(job.hash)
-        curves = {name: curve for name, curve in files.curves(job.hash, names).items() if curve.steps}
-        measured = _measured(found, job.hash)
-        results = {name: value for name, value in record.results.items() if name not in measured}
-        record = record.model_copy(update={"results": results, "identity": None})
-        runs[job.hash] = StoredRun(record, curves, measured, points)
+    names, files, done, runs = drawn_names(manifest), found.files, found.done, {}
+    for run in (job.hash for job in manifest.jobs if job.hash in done):
+        points = files.points(run) if SCATTER in manifest.show else None
+        curves = {name: curve for name, curve in files.curves(run, names).items() if curve.steps}
+        measured = _measured(found, run)
+        results = {name: value for name, value in done[run].results.items() if name not in measured}
+        record = done[run].model_copy(update={"results": results, "identity": None})
+        runs[run] = StoredRun(record, curves, measured, points)
     return StoredSuite(manifest, runs)
 
 
@@ -112,6 +101,5 @@ def _measured(found: Gathered, run: str) -> dict[str, AddedResult]:
 
 def _added(path: Path, suite: StoredSuite, new: int, conflicts: Sequence[str], left: Sequence[str] = ()) -> Added:
     seconds = sum(run.record.wall_seconds for run in suite.runs.values())
-    jobs = len(suite.manifest.jobs)
-    size = path.stat().st_size
-    return Added(path, suite.manifest.name, len(suite.runs), jobs, new, size, seconds, tuple(conflicts), tuple(left))
+    name, wanted, size = suite.manifest.name, len(suite.manifest.jobs), path.stat().st_size
+    return Added(path, name, len(suite.runs), wanted, new, size, seconds, tuple(conflicts), tuple(left))

@@ -57,20 +57,15 @@ class Curve:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A finished run: its record (without `identity`, which follows from its settings), and its folder's other files.
-
-    These are curves of metrics.jsonl, results that another program added later, and the contents of points.json.
-    """
+    """A finished run: its record without `identity`, which follows from its settings, and its folder's other files."""
 
     record: RunRecord
-    curves: dict[str, Curve] = field(default_factory=dict)
-    measured: dict[str, AddedResult] = field(default_factory=dict)
-    points: Any = None
+    curves: dict[str, Curve] = field(default_factory=dict)  # of metrics.jsonl
+    measured: dict[str, AddedResult] = field(default_factory=dict)  # results that another program added later
+    points: Any = None  # the contents of points.json
 
     @property
     def whole(self) -> RunRecord:
-        if not self.measured:
-            return self.record
         added = {name: each.value for name, each in self.measured.items()}
         return self.record.model_copy(update={"results": added | self.record.results})
 
@@ -111,9 +106,9 @@ class _Run(Part):
 
 
 def read_results_file(path: Path) -> StoredSuite:
-    """Read a results file. Raise RecordError if it is none, has another version, or a line (named) is damaged.
+    """Read a results file, once if it is unchanged. Do not change what is returned.
 
-    An unchanged file is read once. Do not change what is returned.
+    Raise RecordError if it is none, has another version, or a line (named) is damaged.
     """
     if path.suffix == ".toml":
         raise RecordError(f"{path} is a suite or a recipe. Give the folder of its runs, such as `dipole report runs`.")
@@ -161,7 +156,7 @@ def _whole(head: _Head, shared: Mapping[str, dict[str, Any]], runs: list[_Run]) 
     suite = Manifest.model_validate(head.suite | {"jobs": []})
     jobs = []
     for line in runs:
-        if odd := [c for c in line.cells if c[0] >= len(suite.rows) or c[1] >= len(suite.columns)]:
+        if odd := [(r, c) for r, c, _ in line.cells if r >= len(suite.rows) or c >= len(suite.columns)]:
             raise ValueError(f"run {line.run} fills row {odd[0][0]}, column {odd[0][1]}, which the suite lacks")
         cells = [CellEntry(row=suite.rows[r].label, column=suite.columns[c].name, seed=s) for r, c, s in line.cells]
         jobs.append(JobEntry(hash=line.run, command=line.command, processes=line.processes, cells=cells))
@@ -191,12 +186,11 @@ def _run(line: _Run, shared: Mapping[str, dict[str, Any]]) -> StoredRun:
 
 
 def results_files(place: Path) -> list[Path]:
-    """Return the results files of a place: the file itself, or those in a folder."""
     return [place] if is_file(place) else sorted(path for path in place.glob(f"*{SUFFIX}") if is_file(path))
 
 
 def some_files(place: Path) -> list[Path]:
-    """Return the results files of a place. ConfigError if there are none."""
+    """Return the results files of a place, or raise ConfigError if there are none."""
     if paths := results_files(place):
         return paths
     raise ConfigError(f"no results file {place}, and none in it. `dipole results add RUNS --out DIR` writes some.")
@@ -287,10 +281,9 @@ def _short(value: float) -> float:
 
 
 def merged(one: StoredSuite, other: StoredSuite, replaces: bool = False) -> tuple[StoredSuite, list[str], list[str]]:
-    """Merge two results files of one suite: all jobs and all runs. Return conflicts and left-out runs as sentences.
+    """Merge two results files of one suite. Return conflicts, and the left-out runs (on other data), as sentences.
 
-    If the suite has changed, or a run has other results, `one` counts, or `other` if it `replaces`. Runs of `other` on
-    other data are left out.
+    If the suite has changed, or a run has other results, `one` counts, or `other` if it `replaces`.
     """
     manifest, conflicts = merged_manifests(one.manifest, other.manifest, replaces)
     if conflicts and not replaces:
@@ -306,13 +299,10 @@ def merged(one: StoredSuite, other: StoredSuite, replaces: bool = False) -> tupl
         old = runs.setdefault(name, run)
         older = replace(old, measured=run.measured | old.measured)
         newer = replace(run, measured=old.measured | run.measured)
-        odd = differing(older.whole, newer.whole)
-        if odd:
+        runs[name] = older
+        if odd := differing(older.whole, newer.whole):
             conflicts.append(f"run {name} of {manifest.name} has other results: {odd}")
-        if not odd:
-            runs[name] = older
-        elif replaces:
-            runs[name] = newer
+            runs[name] = newer if replaces else old
     return StoredSuite(manifest, runs), conflicts, left
 
 
@@ -341,10 +331,10 @@ def differing(one: RunRecord, other: RunRecord) -> str:
 
 
 def strangers(known: Iterable[RunRecord], more: Iterable[RunRecord] = ()) -> dict[str, str]:
-    """Return the runs of `more` on other data than `known`, or the minority of `known` alone: run -> reason.
+    """Return the runs of `more` on other data than `known`, or the minority of one of them alone: run -> reason.
 
-    Without `known`, it is the minority of `more`. Runs of one seed on data of one name and size, with the same table of
-    their domain, have the same data. If several seeds of `known` have the same data, data do not depend on the seed.
+    Runs of one seed on data of one name and size, with the same table of their domain, have the same data. If several
+    seeds of `known` have the same data, data do not depend on the seed.
     """
     newer = list(more)
     trusted = list(known) or newer
@@ -376,14 +366,11 @@ def _fingerprint(record: RunRecord) -> str:
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The places of the files of each run: in its folder, or a run of a results file, by its name.
-
-    `folder` is the folder of all other runs.
-    """
+    """The places of the files of each run, by its name: its folder, or a run of a results file."""
 
     folders: dict[str, Path] = field(default_factory=dict)
     stored: dict[str, StoredRun] = field(default_factory=dict)
-    folder: Path = Path("runs")
+    folder: Path = Path("runs")  # of all other runs
 
     def place(self, run: str) -> Path:
         """Return the folder of a run. It need not exist."""

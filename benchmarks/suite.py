@@ -40,13 +40,10 @@ OWN = {"objective": "the rows give it", "seed": "use --seeds", "name": "it consi
 
 
 class Column(Settings):
-    """One measurement: `metric` of the record times `factor`, from a run with these settings.
-
-    {name} in the metric is replaced by the row's `fill`, for tables whose rows are several metrics of one run.
-    """
+    """One measurement: `metric` of the record times `factor`, from a run with these settings."""
 
     name: str
-    metric: str
+    metric: str = Field(description="{name} in it is replaced by the row's `fill`")
     factor: float = 1.0
     higher_is_better: bool = True
     unit: str = ""
@@ -58,10 +55,8 @@ class Column(Settings):
     @model_validator(mode="before")
     @classmethod
     def _of_costs(cls, given: Any) -> Any:
-        """Less is better for costs."""
-        if isinstance(given, dict) and str(given.get("metric")).startswith("cost/"):
-            return {"higher_is_better": False, **given}
-        return given
+        is_cost = isinstance(given, dict) and str(given.get("metric")).startswith("cost/")
+        return {"higher_is_better": False, **given} if is_cost else given
 
     def metric_of(self, row: "MethodRow") -> str:
         return filled(self.metric, row.fill)
@@ -168,10 +163,9 @@ class Suite(Settings):
         return self
 
     def at(self, scale: ScaleName, overrides: Sequence[str] = (), seeds: int | None = None) -> "Sized":
-        """Return the suite at one scale, with `overrides` of the settings of every run (`dipole bench --set`).
+        """Return the suite at one scale, with `overrides` of all runs, and seeds 0 to `seeds` - 1 in place of its own.
 
-        Overrides count as a change of the protocol, unless they only say where something is on this machine. `seeds`
-        is a number of seeds (0, 1, ...) that replace the scale's own.
+        Overrides count as a change of the protocol, unless they only say where something is on this machine.
         """
         if scale not in self.scale:
             raise ConfigError(f"suite {self.name!r} has no scale {scale!r}. Add --scale {' or '.join(self.scale)}.")
@@ -179,9 +173,7 @@ class Suite(Settings):
             raise ConfigError(f"--set {odd[0]!r} is not of the form key=value or table.key=value.")
         if fixed := [f"{key} ({OWN[key]})" for text in overrides if (key := _key(text)) in OWN]:
             raise ConfigError(f"--set cannot change what suite {self.name!r} sets itself: {', '.join(fixed)}.")
-        wanted = self.scale[scale].seeds
-        if seeds is not None:
-            wanted = tuple(range(seeds))
+        wanted = self.scale[scale].seeds if seeds is None else tuple(range(seeds))
         return Sized(self, scale, tuple(overrides), wanted)
 
 
@@ -219,11 +211,8 @@ class Sized:
 
     @cached_property
     def rows(self) -> tuple[MethodRow, ...]:
-        rows = list(self.scale.rows or self.suite.rows)
-        for place, row in enumerate(rows):
-            if row.label in self.scale.change:
-                rows[place] = self.scale.change[row.label].of(row)
-        return tuple(rows)
+        changes = self.scale.change
+        return tuple(changes.get(row.label, Change()).of(row) for row in self.scale.rows or self.suite.rows)
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -231,11 +220,7 @@ class Sized:
 
     @cached_property
     def protocol(self) -> Mapping[str, str | int | float]:
-        """The differences from the paper. Empty means the paper's protocol.
-
-        A suite that names no difference is compared with the shipped one at scale paper. At that scale every suite is
-        also compared with the paper's statements. So a suite cannot get the verdict of a published table by omission.
-        """
+        """The differences from the paper, also those that the suite does not name. Empty means the paper's protocol."""
         said = dict(self.scale.protocol)
         if changed := [text for text in self.overrides if _key(text) not in OF_THE_MACHINE]:
             said[CHANGED] = ", ".join(changed)
@@ -268,9 +253,7 @@ class Sized:
     def base_of(self, row: MethodRow) -> str | None:
         """Return the label of the row that this one is tested against. None for the base itself."""
         base = row.base or self.suite.base
-        if base == row.label:
-            return None
-        return base
+        return None if base == row.label else base
 
     def cells(self) -> Iterator[tuple[MethodRow, Column, int]]:
         for row in self.rows:
@@ -376,10 +359,7 @@ def _unknown(asked: Iterable[str | None], known: Collection[str], before: str, a
 
 
 def marked(manifest: Manifest) -> Manifest:
-    """Return a manifest with the mark `not_decidable` of the shipped suite of its name, if there is one.
-
-    Results that were recorded before the mark follow it, too.
-    """
+    """Return a manifest, also of results from before the mark, with the mark `not_decidable` of the shipped suite."""
     if manifest.not_decidable or manifest.suite not in suites() or CHANGED in manifest.protocol:
         return manifest
     return manifest.model_copy(update={"not_decidable": _shipped_mark(manifest.suite, manifest.scale)})

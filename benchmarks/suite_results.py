@@ -40,10 +40,7 @@ Samples = Mapping[int, float]
 
 @dataclass(frozen=True)
 class Gathered(Records):
-    """Everything that a report reads: the records, their suites, and curves and points of the runs.
-
-    Problems are also results that contradict each other.
-    """
+    """What a report reads. Problems are also results that contradict each other."""
 
     files: RunFiles = field(default_factory=RunFiles)
     manifests: list[Manifest] = field(default_factory=list)
@@ -54,11 +51,10 @@ class Gathered(Records):
 
     def read_folder(self, place: Path) -> None:
         of_folder = read_records(place)
-        self.problems.extend(of_folder.problems)
+        manifests, unreadable = read_manifests(place)
+        self.problems.extend([*of_folder.problems, *unreadable])
         for name, record in of_folder.records.items():
             self._add_run(place / name, record)
-        manifests, unreadable = read_manifests(place)
-        self.problems.extend(unreadable)
         for manifest in manifests:
             self._add_suite(place, manifest)
 
@@ -142,25 +138,20 @@ def numbers(record: RunRecord) -> dict[str, float | None]:
 
 @dataclass(frozen=True)
 class CellResult:
-    """One cell of a suite: our sample, the test against the base, and the paper's number.
-
-    Without a sample there is no summary, without a printed number no comparison. `p_holm` is the p-value of the test
-    among the `family` of all different tests of the suite, `wanted` the number of runs that the suite asks for. A test
-    `is_repeated` if an earlier cell has it: columns may share runs and metric, and a test counts once.
-    """
+    """One cell of a suite: our sample, the test against the base, and the paper's number."""
 
     row: RowEntry
     column: ColumnEntry
     samples: Samples
-    wanted: int
+    wanted: int  # runs that the suite asks for
     summary: Summary | None
     against_base: PairedTest | None
-    p_holm: float
+    p_holm: float  # of the test among the `family` of all different tests of the suite
     comparison: PrintedComparison | None
     printed: published.PrintedCell | None
     has_failed: bool = False
     family: int = 1
-    is_repeated: bool = False
+    is_repeated: bool = False  # an earlier cell has the test: columns may share runs and metric
 
     @property
     def base(self) -> str:
@@ -179,10 +170,7 @@ class CellResult:
 
     @property
     def detectable(self) -> float:
-        """Smallest difference from the base that its seeds show with 80 % power, at the first step of Holm's test.
-
-        It is nan without a test or a spread.
-        """
+        """Smallest difference from the base that its seeds show with 80 % power, at the first step of Holm's test."""
         test = self.against_base
         if test is None:
             return nan
@@ -247,8 +235,7 @@ class SuiteResults:
     def samples(self, row: str, column: str, field: str = "mean") -> Samples | None:
         """Return values by seed, or None if nothing was run.
 
-        A "drop" is the loss against the balanced column or group of the same seed. "untrained" is the number before
-        training, if the runs measured it.
+        The field "drop" is the loss against the balanced column or group, "untrained" the number before training.
         """
         label = self._label(row)
         if field != "drop":
@@ -320,7 +307,6 @@ class SuiteResults:
         return [cell for cell in self.cells if isfinite(cell.p_holm) and not cell.is_repeated]
 
     def cell(self, row: str, column: str) -> CellResult | None:
-        """Return a cell, or None if it does not exist."""
         return self._by_place.get((row, column))
 
     @cached_property
@@ -336,10 +322,7 @@ class SuiteResults:
         return [cell for cell in self.cells if cell.column.name == column]
 
     def claims(self, others: Iterable["SuiteResults"] = ()) -> list[JudgedClaim]:
-        """Judge the paper's claims about this suite's table on our numbers. Return [] without a table.
-
-        A claim on several tables is judged on the suites of the same scale among `others`, too.
-        """
+        """Judge the paper's claims about this suite's table, those on several tables also on `others` of this scale."""
         if self.table is None:
             return []
         same_scale = [other for other in others if other.manifest.scale == self.manifest.scale]
@@ -352,7 +335,7 @@ class SuiteResults:
 
     @property
     def base(self) -> str | None:
-        """The row that others are tested against. None for a suite without one."""
+        """The row that others are tested against."""
         return next((row.base for row in self.rows if row.base), None)
 
     @cached_property
@@ -367,7 +350,6 @@ class SuiteResults:
 
     @property
     def protocol_notes(self) -> list[str]:
-        """Differences from the protocol of the paper."""
         return protocol_differences(getattr(self.table, "protocol", {}), self.manifest.protocol)
 
 

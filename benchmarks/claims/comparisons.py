@@ -59,15 +59,12 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One comparison before it is judged: a pair of sides or several, each first minus second.
-
-    `value` is its difference, ratio or gap. All pairs must hold, or one if `one_is_enough`.
-    """
+    """One comparison before it is judged: a pair of sides or several, each first minus second."""
 
     label: str
-    value: float
+    value: float  # its difference, ratio or gap
     pairs: Sequence[tuple[Side, Side]]
-    one_is_enough: bool = False
+    one_is_enough: bool = False  # or else all pairs must hold
     direction: int = 1  # -1 if the first side has to be the smaller one
     printed: float | None = None  # the printed difference
     is_log: bool = False  # ratios are compared: the sides are logarithms
@@ -124,10 +121,7 @@ Found = Iterator[tuple[str, Comparison | None]]
 
 
 def comparisons(claim: Claim, part: ClaimPart, tables: Mapping[str, NumberTable]) -> Iterator[Comparison | None]:
-    """Yield the comparisons that a part of a claim is about, None without data.
-
-    Where the paper's own table has a dash, there is no comparison.
-    """
+    """Yield the comparisons of a part of a claim, None without data. Where the paper has a dash, there is none."""
     for index in part.tests or range(len(claim.tests)):
         test, printed_tables = claim.tests[index], published.tables()
         if test["kind"] not in _TESTS:

@@ -33,33 +33,26 @@ WHY_NOT = {
 
 @dataclass(frozen=True)
 class JudgedComparison:
-    """A comparison with the evidence that it is in its region.
-
-    `estimate` is that of the pair that decides, whose number is `pair`. `is_tested` says that there is a spread to test
-    with, `obstacle` (NO_ROOM or NOT_LEARNT) that the comparison cannot show the printed effect.
-    """
+    """A comparison with the evidence that it is in its region."""
 
     comparison: Comparison
-    estimate: Estimate
+    estimate: Estimate  # of the pair that decides
     region: tuple[float, float]
     evidence: Evidence
     holds: bool  # the value is as claimed, chance aside
-    is_tested: bool
-    pair: int = 0
-    obstacle: str = ""
+    is_tested: bool  # there is a spread to test with
+    pair: int = 0  # number of the pair that decides
+    obstacle: str = ""  # NO_ROOM or NOT_LEARNT: it cannot show the printed effect
 
 
 @dataclass(frozen=True)
 class JudgedPart:
-    """A part of a claim on one set of numbers: its comparisons, and the evidence of all of them together.
-
-    `missing` comparisons have no data. `mean` is the mean of all if the part is about it.
-    """
+    """A part of a claim on one set of numbers: its comparisons, and the evidence of all of them together."""
 
     part: ClaimPart
     items: tuple[JudgedComparison, ...]
-    missing: int
-    mean: JudgedComparison | None = None
+    missing: int  # comparisons without data
+    mean: JudgedComparison | None = None  # of all comparisons, if the part is about it
 
     @property
     def holds(self) -> bool:
@@ -80,7 +73,6 @@ class JudgedPart:
 
     @cached_property
     def evidence(self) -> Evidence:
-        """The evidence of all comparisons."""
         return self._combined(lambda item: item.evidence)
 
     @cached_property
@@ -107,17 +99,13 @@ class JudgedPart:
 
 @dataclass(frozen=True)
 class JudgedClaim:
-    """A claim on one set of tables, and how each part of it was judged.
-
-    `p_holm` is its p-value, corrected over all claims that the suite can test. `not_decidable` says why the suite
-    cannot decide anything.
-    """
+    """A claim on one set of tables, and how each part of it was judged."""
 
     claim: Claim
     parts: tuple[JudgedPart, ...]
     is_paper_protocol: bool = True
-    p_holm: float = nan
-    not_decidable: str = ""
+    p_holm: float = nan  # corrected over all claims that the suite can test
+    not_decidable: str = ""  # why the suite cannot decide anything
 
     @property
     def items(self) -> tuple[JudgedComparison, ...]:
@@ -175,11 +163,7 @@ class JudgedClaim:
 def judge_claims(
     claims: Sequence[Claim], tables: Mapping[str, NumberTable], by_protocol: Collection[str], not_decidable: str = ""
 ) -> list[JudgedClaim]:
-    """Judge the claims of one paper on our numbers, as one family of tests.
-
-    `tables` are those that we have, by id, and `by_protocol` the ids of those that we filled by the paper's protocol.
-    If the suite is `not_decidable`, its claims have no p-value.
-    """
+    """Judge the claims of one paper on our tables, by id, as one family of tests. `by_protocol` are the paper's own."""
     judged = [judge_claim(claim, tables) for claim in claims]
     found = []
     for each, p in zip(judged, holm([nan if not_decidable else each.p for each in judged]), strict=True):
@@ -209,10 +193,10 @@ def _judge_part(part: ClaimPart, found: Sequence[Comparison | None]) -> JudgedPa
 def _judge(part: ClaimPart, comparison: Comparison) -> JudgedComparison:
     region, estimates, value = comparison.region(part), comparison.estimates(), comparison.value
     single = [against(each, *region) for each in estimates]
-    evidence = at_least(single, 1 if comparison.one_is_enough else len(single))
     places = range(len(single))
     # If all pairs must hold, the weakest decides. If one must, the strongest does.
-    sign = -1 if comparison.one_is_enough else 1
+    least, sign = (1, -1) if comparison.one_is_enough else (len(single), 1)
+    evidence = at_least(single, least)
     pair = min(places, key=lambda i: abs(abs(estimates[i].value) - abs(value)))
     if evidence.is_for:
         pair = max(places, key=lambda i: sign * single[i].inside)
@@ -293,7 +277,6 @@ def _decisive(judged: Sequence[Judged], evidence: Evidence, least: int) -> Judge
 
 
 def in_words(item: JudgedComparison) -> str:
-    """Return the value of a comparison with its 95 % interval."""
     (low, high), value, is_log = item.estimate.interval(), item.comparison.value, item.comparison.is_log
     names = [item.comparison.subject, item.comparison.label]
     if len(item.comparison.pairs) > 1 and item.is_tested:

@@ -27,18 +27,14 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class ClaimKind:
-    """A kind of statement: when a comparison is as claimed, and when all comparisons together are.
+    """A kind of statement: when a comparison is as claimed, and when all comparisons together are."""
 
-    `shape` is that of `ClaimPart.region`, where the difference of a comparison has to lie. `words` say what is claimed,
-    with the part's parameters in braces. `side` is "above" or "below". `of_several` is added for `n` comparisons. A
-    part needs one of the sets of parameters in `needs`, and can have those in `may`.
-    """
-
+    # Of `ClaimPart.region`, where the difference of a comparison has to lie.
     shape: Literal["above", "below", "between", "around zero", "around amount", "factors"]
-    words: str
-    of_several: str = ", in each of {n}"
-    needs: tuple[tuple[str, ...], ...] = ((),)
-    may: tuple[str, ...] = ()
+    words: str  # what is claimed, with the part's parameters in braces, and `side`, which is "above" or "below"
+    of_several: str = ", in each of {n}"  # added for several comparisons
+    needs: tuple[tuple[str, ...], ...] = ((),)  # sets of parameters, of which a part has one
+    may: tuple[str, ...] = ()  # parameters that a part can have
     is_closed: bool = False  # the bounds belong to the region
     of_mean: bool = False  # the mean over the comparisons has to be shown, not each comparison
     of_each: bool = True  # each estimate has to be as claimed
@@ -177,10 +173,7 @@ def fits(text: str, patterns: Iterable[str]) -> bool:
 
 
 class Fact(Settings):
-    """A statement of a paper on some cells of its tables.
-
-    Without `settings`, `by` says how it is met. A fact with neither is a deviation wherever it applies.
-    """
+    """A statement of a paper on some cells of its tables. Without `settings` and `by` it is a deviation everywhere."""
 
     key: str = Field(description="what a suite's protocol calls the deviation from it")
     section: str
@@ -195,7 +188,6 @@ class Fact(Settings):
     why: str = Field("", description="why it is not met")
 
     def covers(self, row: str, column: str, found: Mapping[str, Any]) -> bool:
-        """Return whether the fact is about a cell with these settings."""
         return (
             fits(row, self.rows)
             and fits(column, self.columns)
@@ -256,7 +248,7 @@ def facts_of(published: str) -> tuple[Fact, ...]:
 
 def deviations(published: str, cells: Iterable[tuple[str, str, Mapping[str, Any]]]) -> dict[str, str]:
     """Return, by the key of each statement that is not met, what is done otherwise."""
-    cells = list(cells)
+    cells = [*cells]
     found: dict[str, dict[str, None]] = {}
     for fact in facts_of(published):
         covered = [settings for row, column, settings in cells if fact.covers(row, column, settings)]

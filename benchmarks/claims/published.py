@@ -16,15 +16,11 @@ PAPERS = ("arora", "lmcl", "cacr", "cllr")
 
 @dataclass(frozen=True)
 class PrintedCell:
-    """One printed number, in the unit of its table.
+    """One printed number, in the unit of its table."""
 
-    `mean` is None if the cell is a dash or unreadable. `drop` is what the paper prints as the loss against the
-    balanced case.
-    """
-
-    mean: float | None
+    mean: float | None  # None for a dash, or if it is unreadable
     std: float | None = None
-    drop: float | None = None
+    drop: float | None = None  # the loss against the balanced case
 
 
 @dataclass(frozen=True)
@@ -42,22 +38,18 @@ class PrintedRow:
 
 @dataclass(frozen=True)
 class PrintedTable:
-    """A printed table: methods are rows, whatever the paper's layout.
-
-    `domain` is "vision", "text", "rl", "synthetic" or "cost". `metric` says what the numbers are, with their unit,
-    `protocol` what the paper says of how they were made, and `notes` are cautions that a reader needs.
-    """
+    """A printed table: methods are rows, whatever the paper's layout."""
 
     id: str
     paper: str
     paper_table: str
     caption: str
-    domain: str
-    metric: str
-    protocol: Mapping[str, Any]
+    domain: str  # "vision", "text", "rl", "synthetic" or "cost"
+    metric: str  # what the numbers are, with their unit
+    protocol: Mapping[str, Any]  # what the paper says of how they were made
     columns: tuple[str, ...]
     rows: tuple[PrintedRow, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # cautions that a reader needs
 
     @property
     def trials(self) -> int | None:
@@ -68,9 +60,7 @@ class PrintedTable:
     def value(self, row: str, column: str, field: str = "mean") -> float | None:
         """Return a printed "mean", "std" or "drop", or None if there is no such cell, or nothing is printed."""
         found = self.find(row)
-        if found is None or column not in found.cells:
-            return None
-        value: float | None = getattr(found.cells[column], field)
+        value: float | None = getattr(found and found.cells.get(column), field, None)
         return value
 
     def find(self, name: str) -> PrintedRow | None:
@@ -90,21 +80,17 @@ class PrintedTable:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of a paper.
-
-    `basis` is what it rests on: "table", "text" or "theory". `tests` are its machine-readable comparisons, `parts` say
-    how they are judged, and `not_tested` why there are none.
-    """
+    """A statement of a paper."""
 
     id: str
     paper: str
     statement: str
     where: str
-    basis: str
-    tests: tuple[Mapping[str, Any], ...] = ()
+    basis: str  # "table", "text" or "theory"
+    tests: tuple[Mapping[str, Any], ...] = ()  # its machine-readable comparisons
     note: str = ""
-    parts: tuple[ClaimPart, ...] = ()
-    not_tested: str = ""
+    parts: tuple[ClaimPart, ...] = ()  # how they are judged
+    not_tested: str = ""  # why there are none
 
     @property
     def all_parts(self) -> tuple[ClaimPart, ...]:

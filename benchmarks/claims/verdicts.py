@@ -26,13 +26,10 @@ OBSTACLES = (NO_ROOM, NOT_LEARNT)
 
 @dataclass(frozen=True)
 class Evidence:
-    """Evidence on whether a quantity is in a region: two one-sided p-values from 0 to 1, where 1 is no evidence.
+    """Evidence on whether a quantity is in a region: two one-sided p-values from 0 to 1, where 1 is no evidence."""
 
-    `inside` is small if the quantity is shown to be in the region, `outside` if it is shown to be outside.
-    """
-
-    inside: float = 1.0
-    outside: float = 1.0
+    inside: float = 1.0  # small if the quantity is shown to be in the region
+    outside: float = 1.0  # small if it is shown to be outside
 
     @property
     def p(self) -> float:
@@ -51,9 +48,7 @@ def decide(evidence: Evidence, p: float) -> str:
     """Return the verdict: undecided unless p, corrected or not, is below LEVEL. A p of nan is no test."""
     if not p < LEVEL:
         return UNDECIDED
-    if evidence.is_for:
-        return AGREES
-    return DIFFERS
+    return AGREES if evidence.is_for else DIFFERS
 
 
 def against(found: Estimate, low: float, high: float) -> Evidence:
@@ -102,19 +97,15 @@ def at_least(evidence: Sequence[Evidence], least: int) -> Evidence:
 
 @dataclass(frozen=True)
 class PrintedComparison:
-    """One of our cells against the printed one: ours - printed, in the unit of the table, with its 95 % interval.
-
-    `evidence` is on the margin, `method` says how the interval was computed. `p_holm` is the p-value among a `family`
-    of comparisons, and alone in a family of one.
-    """
+    """One of our cells against the printed one: ours - printed, in the unit of the table, with its 95 % interval."""
 
     difference: float
     low: float
     high: float
-    method: str
-    evidence: Evidence
+    method: str  # how the interval was computed
+    evidence: Evidence  # on the margin
     is_same_protocol: bool
-    p_holm: float
+    p_holm: float  # among a `family` of comparisons
     family: int = 1
     is_decidable: bool = True
 
@@ -156,14 +147,11 @@ def margin(metric: str, value: float) -> float:
 def compare_printed(
     cell: PrintedCell, n: int | None, ours: Summary, metric: str, is_same_protocol: bool
 ) -> PrintedComparison | None:
-    """Compare our sample with a printed cell: difference (ours - printed), 95 % interval, verdict; None if it is empty.
+    """Compare our sample with a printed cell of n trials, or return None if it is empty.
 
     The interval is Welch's if both sides have a spread and at least two trials. If only one side has a spread, the
     other number counts as one more trial of the same spread. Equal values for every seed, which a coarse metric gives
-    by chance, are no spread to judge by: there is no interval then, unless the other side has one.
-
-    The difference is tested against the margin (two one-sided tests): the verdict is `agrees` if it is shown to be
-    inside, `differs` if it is shown to be outside, and undecided otherwise.
+    by chance, are no spread. The difference is tested against the margin.
     """
     if cell.mean is None:
         return None

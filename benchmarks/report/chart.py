@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from html import escape
 from importlib.resources import files
+from itertools import accumulate
 from math import isfinite
 from textwrap import wrap
 from typing import Any, TypeVar
@@ -72,24 +73,19 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart: the data as Vega reads them, words, and a function of the module `altair` that returns the drawing.
-
-    Without a `y_label` the y axis has names of rows. `shown` is the contents in words, for readers who cannot see the
-    picture. `columns` are the fields of `rows` in the table of numbers, with their names there, or `table` is this
-    table. Three that are narrow fit in a row. A large one counts as three of those that a page draws at once.
-    """
+    """One chart: the data as Vega reads them, words, and a function of the module `altair` that returns the drawing."""
 
     title: str
     x_label: str
-    y_label: str
+    y_label: str  # or "" if the y axis has names of rows
     rows: Rows
-    shown: str
+    shown: str  # the contents in words, for readers who cannot see the picture
     draw: Callable[[Any], dict[str, Any]] = field(repr=False)
-    columns: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, str] = field(default_factory=dict)  # names of the fields of `rows` in the table of numbers
     datasets: Mapping[str, Rows] = field(default_factory=dict)
-    is_narrow: bool = False
-    is_large: bool = False
-    table: ReportTable | None = None
+    is_narrow: bool = False  # three fit in a row
+    is_large: bool = False  # it counts as three of those that a page draws at once
+    table: ReportTable | None = None  # of numbers, in place of `columns`
 
     @property
     def description(self) -> str:
@@ -142,14 +138,8 @@ def pictured(chart: Chart | None, caption: str, note: str = "") -> list[Picture]
 
 def drawn_at_once(pictures: Sequence[Picture]) -> int:
     """Return how many of the first pictures of a kind the page draws."""
-    spent = 0
-    for count, picture in enumerate(pictures):
-        spent += 1
-        if picture.chart.is_large:
-            spent += 2
-        if spent > DRAWN:
-            return count
-    return len(pictures)
+    spent = accumulate(1 + 2 * picture.chart.is_large for picture in pictures)
+    return sum(each <= DRAWN for each in spent)
 
 
 def ends(items: Sequence[Item], value: Callable[[Item], float], what: str) -> tuple[list[Item], str]:
@@ -202,10 +192,7 @@ def values_of(rows: Iterable[Mapping[str, Any]], name: str) -> list[str]:
 
 
 def unless_chosen(shown: float, faint: float, **more: bool) -> Any:
-    """Return `shown` for the series chosen in the legend and `faint` for the others.
-
-    Without a choice all series are `shown`, or all are `faint` with `empty=False`.
-    """
+    """Return `shown` for the series chosen in the legend, or without a choice for all, and `faint` for the others."""
     return altair().OpacityValue(faint, condition={"param": "chosen", "value": shown, **more})
 
 

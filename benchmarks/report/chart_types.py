@@ -144,10 +144,7 @@ def histogram(
     densities: Mapping[str, Sequence[float]],
     top: float = 0.0,
 ) -> Chart | None:
-    """Return outlined densities between the same edges over each other, or None if a value is missing.
-
-    The axis goes up to `top` at least: pictures that are compared have the same.
-    """
+    """Return outlined densities between the same edges, or None if a value is missing. The axis goes up to `top`."""
     heights = [height for each in densities.values() for height in each]
     if not heights or not all(map(isfinite, [*heights, *edges])):
         return None
@@ -179,10 +176,7 @@ def _densities(
 def scatter_chart(
     title: str, x_label: str, y_label: str, groups: Mapping[str, Points], is_equal: bool = True
 ) -> Chart | None:
-    """Return the finite points by group, or None if there are none.
-
-    If it `is_equal`, one length is the same on both axes, so that angles are true.
-    """
+    """Return the finite points by group, or None. If it `is_equal`, one length is the same on both axes."""
     rows: Rows = []
     for label, points in groups.items():
         rows += [{"series": label, "x": short(x), "y": short(y)} for x, y in points if isfinite(x) and isfinite(y)]
@@ -226,24 +220,18 @@ def equal_scales(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], l
 
 @dataclass(frozen=True)
 class ChartRow:
-    """One row of an interval chart.
-
-    `low` and `high` may be nan, `runs` are the values of the seeds, `source` says whose numbers these are.
-    """
+    """One row of an interval chart."""
 
     label: str
     value: float
-    low: float
+    low: float  # or nan
     high: float
-    runs: Sequence[float] = ()
-    source: str = ""
+    runs: Sequence[float] = ()  # the values of the seeds
+    source: str = ""  # whose numbers these are
 
 
 def interval_chart(title: str, x_label: str, rows: Sequence[ChartRow], reference: float | None = 0.0) -> Chart | None:
-    """Return estimates below each other, each with its interval and a dot per run. None without a number.
-
-    A vertical line is at `reference` if there is one. The axis is logarithmic if the numbers span SPAN.
-    """
+    """Return estimates below each other, each with its interval and a dot per run. None without a number."""
     numbers = [v for r in rows for v in (r.value, r.low, r.high, *r.runs) if isfinite(v)]
     if not numbers:
         return None
@@ -256,8 +244,7 @@ def interval_chart(title: str, x_label: str, rows: Sequence[ChartRow], reference
         name = {"label": row.label, "series": row.source}
         found.append({**name, "x": short(row.value), "low": low, "high": high, "runs": len(row.runs) or None})
         datasets["dots"] += [{**name, "x": short(each)} for each in row.runs if isfinite(each)]
-    if not datasets["dots"]:
-        del datasets["dots"]
+    datasets = {name: dots for name, dots in datasets.items() if dots}
     if reference is not None:
         datasets["reference"] = [{"x": reference}]
     is_log = reference is None and min(numbers) > 0 and max(numbers) > SPAN * min(numbers)
@@ -306,10 +293,7 @@ def interval_chart(title: str, x_label: str, rows: Sequence[ChartRow], reference
 def rank_chart(
     title: str, x_label: str, ranks: Sequence[tuple[str, float]], groups: Sequence[tuple[int, int]], difference: float
 ) -> Chart:
-    """Return mean ranks of rows (label, rank), best first.
-
-    Bars join the rows (first, last) whose ranks differ by less than `difference`.
-    """
+    """Return mean ranks of rows (label, rank), best first. Bars join the rows (first, last) of a group."""
     names = [label for label, _ in ranks]
     worst = max(rank for _, rank in ranks)
     # Bars are drawn to the right of the worst rank, at equal distances.
@@ -352,10 +336,7 @@ class Tile:
 def heat_map(
     title: str, x_label: str, y_label: str, tiles: Sequence[Tile], value_label: str, middle: float | None = None
 ) -> Chart | None:
-    """Return the finite tiles of rows by columns, the value as colour, or None if there are none.
-
-    `middle` is where two colours meet, None for one scale of colours.
-    """
+    """Return the finite tiles of rows by columns, or None. `middle` is where two scales of colours meet."""
     rows: Rows = [
         {"row": tile.row, "column": tile.column, "value": short(tile.value), "text": tile.text}
         for tile in tiles

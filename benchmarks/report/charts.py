@@ -87,10 +87,9 @@ def measured(results: SuiteResults) -> list[Picture]:
 
 
 def against_base(results: SuiteResults) -> dict[str, Picture]:
-    """Return the differences of rows from their bases with 95 % intervals, by what is measured.
+    """Return the differences of trained rows from their bases with 95 % intervals, by what is measured.
 
-    Columns called "TASK: MEASUREMENT" share a picture for each measurement, with a marker for each task. Untrained rows
-    are left out.
+    Columns called "TASK: MEASUREMENT" share a picture for each measurement, with a marker for each task.
     """
     parts: dict[str, list[tuple[str, ColumnEntry]]] = {}
     for column in results.manifest.columns:
@@ -190,10 +189,7 @@ def _value(row: ChartRow) -> float:
 
 
 def varying(texts: Sequence[str]) -> tuple[list[str], list[tuple[float, ...]]]:
-    """Return the options in which texts differ, and their values in each text. None if anything else differs.
-
-    The texts are objectives such as "hcl(beta=1, temperature=0.5)".
-    """
+    """Return the options in which objectives differ, and their values in each. None if anything else differs."""
     found = [OPTION.findall(text) for text in texts]
     rests = {OPTION.sub(lambda m: m[1], text) for text in texts}
     if len(texts) < LEAST_OPTIONS or len(rests) != 1 or len({len(pairs) for pairs in found}) != 1:

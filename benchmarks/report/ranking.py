@@ -25,21 +25,16 @@ ENOUGH = 5
 
 @dataclass(frozen=True)
 class Rank:
-    """One objective over several tasks. Without runs of all of them (`missing`) it has no rank.
-
-    `of_means` averages over tasks the rank of the objective's mean: 1 is best, nan is none. `better` and `worse` count
-    the tasks that differ from the base beyond chance. `improvement` is the probability that a run beats a run of the
-    base, and `gain` is in units of the base's mean.
-    """
+    """One objective over several tasks."""
 
     label: str
     tasks: int
-    of_means: float
-    better: int
+    of_means: float  # mean over tasks of the rank of the objective's mean: 1 is best, nan is none
+    better: int  # tasks that differ from the base beyond chance
     worse: int
-    improvement: Interval | None
-    gain: Interval | None
-    missing: tuple[str, ...] = ()
+    improvement: Interval | None  # probability that a run beats a run of the base
+    gain: Interval | None  # in units of the base's mean
+    missing: tuple[str, ...] = ()  # tasks without runs. There is no rank then
     tests: int = 1  # of the suite: the gain is corrected among them (Bonferroni)
 
     @property
@@ -116,9 +111,8 @@ def _over(
     ours, theirs = [rows[label] for rows in tasks.values()], [rows[base] for rows in tasks.values()]
     names = [runs[task] for task in tasks] if runs else None
     beats = probability_of_improvement(ours, theirs, runs=names)
-    # Without a level there is no unit to count a gain in.
     if not all(fmean(side.values()) for side in theirs):
-        return beats, None
+        return beats, None  # without a level there is no unit to count a gain in
     return beats, relative_gain(ours, theirs, runs=names)
 
 
@@ -215,18 +209,13 @@ def _placed(columns: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class CriticalDifference:
-    """Mean ranks (1 is best, best first), Friedman's p, and the smallest significant difference of mean ranks.
-
-    `groups` are places (first, last) of methods without a significant difference. If Friedman's test is not
-    significant, there is one group of all.
-    """
+    """Mean ranks (1 is best, best first), Friedman's p, and the smallest significant difference of mean ranks."""
 
     labels: tuple[str, ...]
     ranks: tuple[float, ...]
-    blocks: int
     p: float
     difference: float
-    groups: tuple[tuple[int, int], ...]
+    groups: tuple[tuple[int, int], ...]  # places (first, last) of methods without a significant difference
 
 
 def critical_difference(blocks: Sequence[Mapping[str, float]]) -> CriticalDifference:
@@ -253,23 +242,16 @@ def critical_difference(blocks: Sequence[Mapping[str, float]]) -> CriticalDiffer
     if off.any():
         p = float(stats.chi2.sf((k - 1) * (off.sum(axis=0) ** 2).sum() / (off**2).sum(), k - 1))
     difference = float(stats.studentized_range.ppf(1 - LEVEL, k, np.inf)) / sqrt(2) * sqrt(k * (k + 1) / (6 * n))
-    means = ranks.mean(axis=0)
-    order = sorted(range(k), key=lambda j: (means[j], labels[j]))
-    sorted_means = [float(means[j]) for j in order]
-    groups: tuple[tuple[int, int], ...] = ((0, k - 1),)
-    if p < LEVEL:
-        groups = _groups(sorted_means, difference)
-    return CriticalDifference(tuple(labels[j] for j in order), tuple(sorted_means), n, p, difference, groups)
-
-
-def _groups(means: Sequence[float], difference: float) -> tuple[tuple[int, int], ...]:
-    """Return the longest ranges of sorted means within the difference, none of one mean, none inside another."""
-    found: list[tuple[int, int]] = []
+    means, labels = zip(*sorted(zip(ranks.mean(axis=0).tolist(), labels, strict=True)), strict=True)
+    groups: list[tuple[int, int]] = []
+    if p >= LEVEL:
+        groups.append((0, k - 1))
+    # The longest ranges of means within the difference, none of one mean, none inside another.
     for first, mean in enumerate(means):
-        last = max(i for i in range(first, len(means)) if means[i] - mean < difference)
-        if last > first and not (found and found[-1][1] >= last):
-            found.append((first, last))
-    return tuple(found)
+        last = max(i for i in range(first, k) if means[i] - mean < difference)
+        if last > max([first, *(end for _, end in groups)]):
+            groups.append((first, last))
+    return CriticalDifference(labels, means, p, difference, tuple(groups))
 
 
 def performance_profile(tasks: Sequence[Mapping[str, Sequence[float]]], places: int = 51) -> dict[str, list[float]]:

@@ -86,15 +86,13 @@ def _without_garbage_collection() -> Iterator[None]:
 def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None = None) -> Report:
     """Write the report of folders of runs and results files as .html, as .md, or as a folder with all formats.
 
-    With more than FEW suites the .html is an index, and a folder of the same name has a page for each suite.
-    A folder holds each table as .csv and .tex, claims also as .json. Charts are in charts/ or in the folder `figures`,
-    each as .svg, .pdf, Vega-Lite spec and a .tex of its numbers. Raise ConfigError if the output is no .html, .md or
+    Charts are in its folder charts/ or in the folder `figures`. Raise ConfigError if the output is no .html, .md or
     folder, or if there is no run and the output already has a report, RecordError if it cannot be written.
     """
     check_output(output)
     report = make_report(runs)
     texts: dict[Path, str | bytes] = {}
-    folders = [folder for folder in [figures] if folder is not None]
+    folders = list(filter(None, [figures]))
     if output.is_dir() or output.suffix == "":
         texts = {output / name: text for name, text in to_pages(report, "report").items()}
         texts[output / "report.md"] = to_markdown(report)
@@ -264,8 +262,7 @@ def to_pages(report: Report, name: str) -> dict[str, str]:
     """Return a report as HTML by path: NAME.html, and of many suites NAME/SUITE.html for each.
 
     No page needs another file but Vega. The first pictures of a kind are SVG and need no script. Vega draws their specs
-    when the pointer is over them, and draws the other pictures when they are unfolded. Raise ConfigError if Jinja or,
-    if there is something to draw, Vega-Altair is not installed.
+    when the pointer is over them, and draws the other pictures when they are unfolded.
     """
     if not report.summary:
         return {f"{name}.html": _page(report, report.sections, "#{}".format)}

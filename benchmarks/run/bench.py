@@ -66,9 +66,7 @@ def bench(
 ) -> int:
     """Run what is missing of a suite and return the exit code: 1 if a job failed or, with `plan_only`, cannot be built.
 
-    The arguments are the options of `dipole bench` (`commands.py`). Without `scale`: small, or the suite's only one.
-    `answer` is filled with what `--json` prints, and `mentions_shipped` says whether to mention shipped results of this
-    suite.
+    The arguments are the options of `dipole bench` (`commands.py`). `answer` is filled with what `--json` prints.
     """
     answer = {} if answer is None else answer
     suite = read_suite(name)
@@ -202,9 +200,8 @@ def bench_all(
 ) -> int:
     """Run what is missing of every shipped suite, the shortest first. The exit code is 1 if a job failed.
 
-    It may be stopped at any time, and continues when it is started again. Runs share processes, as starting a process
-    takes longer than many of them. A suite that takes longer than `within` hours by the plan is left out. The other
-    arguments are those of `bench`.
+    Runs share processes, as starting one takes longer than many runs. A suite that takes longer than `within` hours by
+    the plan is left out.
     """
     answer = {} if answer is None else answer
     elsewhere = known_runs(known)

@@ -36,8 +36,7 @@ Answer = tuple[TaskResult | None, bytes | None]
 class RayEngine(Engine):
     """Jobs on the Ray cluster that RAY_ADDRESS names or that runs on this machine. Otherwise on a new local one.
 
-    By default there are as many jobs at a time as its resources allow. `threads` are the cores of a job, by default all
-    of a node divided by its GPUs, or 1 without GPUs.
+    `threads` are the cores of a job, by default all of a node divided by its GPUs, or 1 without GPUs.
     """
 
     def __init__(self, jobs: int | None = None, threads: int | None = None) -> None:
@@ -49,9 +48,8 @@ class RayEngine(Engine):
         total = ray.cluster_resources()
         self.gpus = int(total.get("GPU", 0))
         cores = int(total.get("CPU", processors()))
-        self.threads = threads or 1
-        if self.gpus and not threads:
-            self.threads = max(1, cores // self.gpus)
+        by_default = max(1, cores // self.gpus) if self.gpus else 1
+        self.threads = threads or by_default
         super().__init__(jobs or max(1, self.gpus or cores // self.threads))
         self.on_node: Callable[[EngineTask, str, str, int], Answer] = on_node
 

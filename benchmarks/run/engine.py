@@ -9,7 +9,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, replace
@@ -59,7 +59,6 @@ class TaskResult:
         return replace(self, task=task, log=log_of(task, runs))
 
     def as_dict(self) -> dict[str, str]:
-        """Return a failure for `--json`."""
         return {"run": self.task.hash, "label": self.task.label, "message": self.message, "log": str(self.log)}
 
 
@@ -92,15 +91,12 @@ class Engine(ABC):
     def run(self, tasks: Sequence[EngineTask], runs: Path) -> Iterator[TaskResult]:
         """Yield the result of every task once, in the order in which they end.
 
-        A failed task does not stop the others. A task whose process was killed is attempted once more. A task that
-        another runner holds is tried again later.
+        A task whose process was killed is attempted once more. A task that another runner holds is tried again later.
         """
         self.stopped.clear()
         self.prepare(tasks, runs)
         with ThreadPoolExecutor(self.slots) as pool:
-            waiting: dict[Future[TaskResult | None], EngineTask] = {
-                pool.submit(self._run, task, runs): task for task in tasks
-            }
+            waiting = {pool.submit(self._run, task, runs): task for task in tasks}
             try:
                 while waiting:
                     for future in wait(waiting, return_when=FIRST_COMPLETED).done:
@@ -163,10 +159,10 @@ def run_here(task: EngineTask, runs: Path) -> TaskResult | None:
 
 def environment_for(threads: int, gpus: str | None = None) -> dict[str, str]:
     """Return the environment of a worker: this process's own, with its number of threads and the GPUs it may use."""
-    environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads)), "PYTHONUNBUFFERED": "1"}
+    own = dict.fromkeys(THREAD_VARIABLES, str(threads)) | {"PYTHONUNBUFFERED": "1"}
     if gpus is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = gpus
-    return environment
+        own["CUDA_VISIBLE_DEVICES"] = gpus
+    return os.environ | own
 
 
 def log_of(task: EngineTask, runs: Path) -> Path:
@@ -197,9 +193,7 @@ def _attempt(task: EngineTask, runs: Path, run: Callable[[IO[str]], int]) -> Tas
 
 def _reason(code: int, log: Path, begin: int) -> str:
     """Return how the worker ended, with the error or last line of its part of the log. Another runner's may follow."""
-    end = f"exit code {code}"
-    if code < 0:
-        end = f"killed by signal {-code}"
+    end = f"exit code {code}" if code >= 0 else f"killed by signal {-code}"
     attempt = log.read_bytes()[begin:].decode(errors="replace")
     lines = [line.strip() for line in attempt.splitlines() if line.strip() and not line.startswith("== ")]
     if not lines:
@@ -216,20 +210,17 @@ class LocalEngine(Engine):
     """
 
     def __init__(self, jobs: int | None = None, threads: int | None = None, gpus: Sequence[str] | None = None) -> None:
-        if gpus is None:
-            gpus = visible_gpus()
-        self.gpus = list(gpus)
+        self.gpus = visible_gpus() if gpus is None else list(gpus)
         super().__init__(jobs or len(self.gpus) or processors())
         self.threads = threads or asked_threads() or max(1, processors() // self.slots)
 
     def prepare(self, tasks: Sequence[EngineTask], runs: Path) -> None:
         available = len(set(self.gpus))
-        for task in tasks:
-            if self.gpus and task.processes > available:
-                raise ConfigError(
-                    f"{task.label} needs {task.processes} GPUs, {available} are visible here. "
-                    "Set `processes` of the suite's scale, or use --engine ray on a larger cluster."
-                )
+        if large := [task for task in tasks if 0 < available < task.processes]:
+            raise ConfigError(
+                f"{large[0].label} needs {large[0].processes} GPUs, {available} are visible here. "
+                "Set `processes` of the suite's scale, or use --engine ray on a larger cluster."
+            )
         self._free = FreeGPUs(self.gpus, self.slots)
         self._children: set[subprocess.Popen[bytes]] = set()
 

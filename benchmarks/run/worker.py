@@ -200,10 +200,7 @@ def is_held(path: Path) -> bool:
 
 
 def _is_renewed_elsewhere(path: Path) -> bool:
-    """Return whether a process that may not share our locks renews this file.
-
-    A file that is dated far in the future is not renewed: a living process dates it again every `RENEW_EVERY` seconds.
-    """
+    """Return whether a process that may not share our locks renews this file every `RENEW_EVERY` seconds."""
     clock = path.parent / ".clock"  # ages are by the clock of the file system
     try:
         clock.touch()
@@ -213,10 +210,7 @@ def _is_renewed_elsewhere(path: Path) -> bool:
 
 
 def _may_live(path: Path) -> bool:
-    """Return whether the process that a file names may live although its lock is free. Not for incomplete files.
-
-    Of another name space or host it may, unless it was last renewed before this host's boot.
-    """
+    """Return whether the process that a file names may live, on another host or in another namespace."""
     try:
         text = read_text(path, LONGEST_OWNER)
         owner: dict[str, Any] = json.loads(text)

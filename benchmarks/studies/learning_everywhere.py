@@ -232,9 +232,8 @@ class _Agent:
 
     def crops(self, index: Tensor) -> Tensor:
         top, left = torch.randint(0, 5, (2, len(index)), generator=self.draw)
-        return torch.stack(
-            [self.frames[i, :, t : t + 24, s : s + 24] for i, t, s in zip(index, top, left, strict=True)]
-        )
+        places = zip(index, top, left, strict=True)
+        return torch.stack([self.frames[i, :, t : t + 24, s : s + 24] for i, t, s in places])
 
     def embedded(self) -> Iterator[Pairs]:
         self.draw.manual_seed(self.seed)

@@ -103,19 +103,12 @@ def grouped(runs: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def half_width(values: Sequence[float]) -> float:
-    """Return half of the 95 % t-interval of the mean, or 0 for a single value."""
-    if len(values) < 2:
-        return 0.0
-    summary = summarize(list(values))
-    return summary.high - summary.mean
-
-
 def mean_and_interval(values: Sequence[float]) -> str:
-    """Return `mean +- half_width`, or a single value alone."""
-    if len(values) < 2:
-        return f"{values[0]:.1f}"
-    return f"{fmean(values):.1f} +- {half_width(values):.1f}"
+    """Return the mean +- half of its 95 % t-interval, or a single value alone."""
+    found = summarize(list(values))
+    if found.n < 2:
+        return f"{found.mean:.1f}"
+    return f"{found.mean:.1f} +- {found.high - found.mean:.1f}"
 
 
 def table(runs: dict[str, Any]) -> str:

@@ -244,8 +244,8 @@ RUNS = {
 
 
 def test_intervals_verdicts_and_random_words():
-    assert learning_text.half_width([65.0, 66.0, 67.0]) == pytest.approx(4.3027 / 3**0.5, abs=1e-4)
-    assert learning_text.half_width([65.0]) == 0
+    assert learning_text.mean_and_interval([6500.0, 6600.0, 6700.0]) == f"6600.0 +- {430.27 / 3**0.5:.1f}"
+    assert learning_text.mean_and_interval([65.0]) == "65.0"
     (line,) = learning_text.verdict(RUNS).splitlines()
     assert line == "QT: 5 of 6 above untrained, 6 of 6 above random words; both: MR, CR, SUBJ, MPQA, MRPC"
     assert "| QT (3) | 66.0 +- 2.5 |" in learning_text.table(RUNS)
