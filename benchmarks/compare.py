@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 
     Compared = tuple[dict[str, Any], PairedTest | None]  # the numbers that are shown, and their test
 
-LONGEST = 48
-"""Characters of a setting that are printed. --json prints all of them."""
-LEVEL = 0.05
-"""A verdict needs a smaller p value, after the correction for all numbers."""
+LONGEST = 48  # Characters of a setting that are printed. --json prints all of them.
+LEVEL = 0.05  # A verdict needs a smaller p value, after the correction for all numbers
 
 
 def compare(parser: argparse.ArgumentParser) -> Runner:

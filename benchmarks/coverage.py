@@ -21,16 +21,11 @@ from dipole.core.evaluation.intervals import Array, interquartile_mean
 
 SEEDS = (2, 3, 5, 10, 20)
 REPEATS = 4000
-LEAST = 0.93
-"""Smallest acceptable coverage of a 95 % interval."""
-GAIN = 1.0
-"""Difference between a row and its base, in standard deviations."""
-LEVEL = 20.0
-"""Mean of the base in these units: a relative gain of 5 %."""
-ROWS, COLUMNS = 5, 4
-"""Size of the suite without effect in which false alarms are counted."""
-SHARED = 0.8
-"""Correlation between columns of the same runs."""
+LEAST = 0.93  # smallest acceptable coverage of a 95 % interval
+GAIN = 1.0  # difference between a row and its base, in standard deviations
+LEVEL = 20.0  # mean of the base in these units: a relative gain of 5 %
+ROWS, COLUMNS = 5, 4  # size of the suite without effect in which false alarms are counted
+SHARED = 0.8  # correlation between columns of the same runs
 TRUTH = 400_000
 
 Draw = Callable[[np.random.Generator, tuple[int, ...]], Array]

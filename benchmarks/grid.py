@@ -18,8 +18,7 @@ from dipole.core.objectives.registry import registry
 from dipole.core.objectives.spec import Term, format_terms, parse
 from dipole.core.utils.errors import ConfigError, RegistryError, SpecError, nearest
 
-MOST = 100_000
-"""Limit for the rows, columns and cells of a suite. More are taken for a mistake."""
+MOST = 100_000  # Limit for the rows, columns and cells of a suite. More are taken for a mistake.
 Entry = Mapping[str, Any]
 
 

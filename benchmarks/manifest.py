@@ -13,8 +13,7 @@ from dipole.core.utils.errors import DataError, RecordError
 from dipole.core.utils.files import atomic_write, disk_refusing
 
 Content = TypeVar("Content", bound=Part)
-BENCH = ".bench"
-"""Folder inside a runs folder for the files of `dipole bench`: expanded suites, claims, logs."""
+BENCH = ".bench"  # folder inside a runs folder for the files of `dipole bench`: expanded suites, claims, logs
 
 
 @dataclass(frozen=True)

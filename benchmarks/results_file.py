@@ -32,18 +32,14 @@ from dipole.core.utils.received import parse_json, read_json, read_lines
 
 SUFFIX = ".jsonl"
 VERSION = 1
-SHIPPED = Path(__file__).parent / "results" / "suites"
-"""The results that come with dipole."""
-SHIPPED_NAME = "shipped"
-"""Their name on the command line."""
+SHIPPED = Path(__file__).parent / "results" / "suites"  # the results that come with dipole
+SHIPPED_NAME = "shipped"  # their name on the command line
 SHARED = ("config", "versions", "hardware", "seeds", "data")
 """Fields that many records have in common. Each value has a line of its own."""
-OWN = ("name", "objective", "seed")
-"""Fields of a configuration that its record repeats."""
+OWN = ("name", "objective", "seed")  # fields of a configuration that its record repeats
 BETWEEN = re.compile(r", (?=[\w-]+(?:\.[\w-]+)+=)")
 """The separator in the list of settings by which a suite was changed."""
-MOST_POINTS = 160
-"""Points of a curve that a picture shows."""
+MOST_POINTS = 160  # points of a curve that a picture shows
 Index = Annotated[int, Field(ge=0)]
 
 

@@ -31,8 +31,7 @@ from dipole.core.utils.text import shortened
 
 ScaleName = Literal["small", "paper"]
 Shown = Literal["curves", "histogram", "columns", "entropy", "rank", "scatter", "paths", "pairs"]
-CHANGED = "changed by --set"
-"""The protocol entry for settings that the command line changed."""
+CHANGED = "changed by --set"  # the protocol entry for settings that the command line changed
 OF_THE_MACHINE = ("device", "text.senteval", "text.cache")
 """Settings that say where something is here. They do not change what is measured."""
 OWN = {"objective": "the rows give it", "seed": "use --seeds", "name": "it consists of suite and row"}

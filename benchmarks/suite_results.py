@@ -34,8 +34,7 @@ from dipole.core.utils.errors import ConfigError, RecordError
 from dipole.core.utils.files import is_file, is_folder
 from dipole.core.utils.text import counted
 
-Samples = Mapping[int, float]
-"""Values by seed."""
+Samples = Mapping[int, float]  # values by seed
 
 
 @dataclass(frozen=True)

@@ -116,8 +116,7 @@ class Comparison:
 Test = Mapping[str, Any]
 Table = NumberTable | None
 Place = tuple[Table, str, str]
-Found = Iterator[tuple[str, Comparison | None]]
-"""Labels and their comparisons, None without data."""
+Found = Iterator[tuple[str, Comparison | None]]  # labels and their comparisons, None without data
 
 
 def comparisons(claim: Claim, part: ClaimPart, tables: Mapping[str, NumberTable]) -> Iterator[Comparison | None]:

@@ -23,8 +23,7 @@ from dipole.benchmarks.statistics.differences import Estimate, average
 from dipole.benchmarks.statistics.power import least_shift
 from dipole.core.utils.text import counted
 
-ON_BOUND = 1e-3
-"""An estimate is on its bound if it is nearer than this share of its standard error."""
+ON_BOUND = 1e-3  # an estimate is on its bound if it is nearer than this share of its standard error
 WHY_NOT = {
     verdicts.NO_ROOM: "The printed effect does not fit between our base and the bound of the metric",
     verdicts.NOT_LEARNT: "Our base is not above the untrained level",

@@ -20,8 +20,7 @@ from dipole.core.utils.text import counted
 AGREES, DIFFERS, UNDECIDED, NOT_COMPARED = "agrees", "differs", "cannot be decided at this n", "other protocol"
 NO_ROOM, NOT_LEARNT, NOT_DECIDABLE = "no room", "not learnt", "not decidable on this hardware"
 NO_DATA, NO_TEST = "no data", "no machine-readable test"
-OBSTACLES = (NO_ROOM, NOT_LEARNT)
-"""Verdicts on claims that the numbers cannot show: neither agreement nor difference."""
+OBSTACLES = (NO_ROOM, NOT_LEARNT)  # verdicts on claims that the numbers cannot show: neither agreement nor difference
 
 
 @dataclass(frozen=True)

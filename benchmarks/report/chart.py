@@ -22,23 +22,19 @@ from dipole.core.utils.extras import needing
 from dipole.core.utils.text import printable
 
 WIDTH, HEIGHT = 420, 240
-NARROW = 280, 190
-"""Size of pictures that stand three in a row."""
+NARROW = 280, 190  # size of pictures that stand three in a row
 COLOURS = [f"var(--c{i})" for i in range(8)]
 TEXT, SOFT = "var(--text)", "var(--soft)"
 SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left"]
 DASHES = [[1, 0], [7, 4], [2, 3], [8, 3, 2, 3]]
-LETTERS, LINES = 36, 3
-"""Longest line of a label, and the most lines of it."""
+LETTERS, LINES = 36, 3  # longest line of a label, and the most lines of it
 LETTER_WIDTH = 6.2
-SPARE = 0.25
-"""Share by which letters of another font may be wider than those that labels are measured with."""
+SPARE = 0.25  # share by which letters of another font may be wider than those that labels are measured with
 CHOICE: dict[str, Any] = {
     "name": "chosen", "select": {"type": "point", "fields": ["series"]}, "bind": "legend", "views": ["series"]
 }  # fmt: skip
 """The selection that a click in the legend makes, over the layer of this name. Altair would copy all layers for it."""
-NAMED = 12
-"""So many values are read out in a description."""
+NAMED = 12  # so many values are read out in a description
 # The widths of its letters are those that vl-convert measures with, so no label is cut in a browser.
 FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
@@ -60,12 +56,9 @@ CONFIG: dict[str, Any] = {
     "title": {"color": TEXT, "anchor": "start", "fontSize": 13, "limit": WIDTH},
     "mark": {"aria": False},
 }
-MOST_LINES = 10
-"""More lines than this become rows of a heat map."""
-MOST_ROWS = 30
-"""Most rows of a picture."""
-DRAWN = 12
-"""So many pictures of a kind the page draws at once, the others on request. A large one counts as three."""
+MOST_LINES = 10  # more lines than this become rows of a heat map
+MOST_ROWS = 30  # most rows of a picture
+DRAWN = 12  # So many pictures of a kind the page draws at once, the others on request. A large one counts as three.
 
 Rows = list[dict[str, Any]]
 Item = TypeVar("Item")

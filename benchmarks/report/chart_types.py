@@ -35,18 +35,12 @@ from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, is_number
 from dipole.benchmarks.statistics import number
 from dipole.core.utils.text import counted
 
-MARKERS = 10
-"""Approximate number of markers on a line. Each shows its values in a tooltip."""
-MOST_BANDS = 3
-"""Bands of more lines than this are hidden until one is chosen in the legend."""
-WIDE_SPAN = 100
-"""Ratio of the largest to the smallest value from which the axis of a curve is logarithmic."""
-SPAN = 20
-"""Ratio of the largest to the smallest number from which an axis is logarithmic."""
-TILE = 52
-"""Width of a tile with text."""
-LARGE = 100
-"""A map of more tiles is a large picture."""
+MARKERS = 10  # Approximate number of markers on a line. Each shows its values in a tooltip.
+MOST_BANDS = 3  # bands of more lines than this are hidden until one is chosen in the legend
+WIDE_SPAN = 100  # ratio of the largest to the smallest value from which the axis of a curve is logarithmic
+SPAN = 20  # ratio of the largest to the smallest number from which an axis is logarithmic
+TILE = 52  # width of a tile with text
+LARGE = 100  # A map of more tiles is a large picture
 
 Points = Sequence[tuple[float, float]]
 

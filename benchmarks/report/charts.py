@@ -30,10 +30,8 @@ from dipole.benchmarks.suite_results import SuiteResults, curves_on
 from dipole.core.record import RunRecord
 
 INTERVAL = "bar: 95 % interval"
-SAME = 0.02
-"""A picture of values that differ by less than this share is left out."""
-LEAST_OPTIONS = 4
-"""Smallest number of rows, different in one option or two, that are drawn as a sweep."""
+SAME = 0.02  # A picture of values that differ by less than this share is left out
+LEAST_OPTIONS = 4  # smallest number of rows, different in one option or two, that are drawn as a sweep
 OPTION = re.compile(r"([A-Za-z_][\w.]*)\s*=\s*([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)")
 
 

@@ -23,13 +23,10 @@ from dipole.core.utils.errors import nearest
 from dipole.core.utils.text import are, counted
 
 NAMED = 3
-ONE_POINT = 0.01
-"""Embeddings with a mean distance D = (1 - cos) / 2 below this are practically one point."""
-FEW = 5
-"""Suites whose findings are read as sentences. Of more there is a table."""
+ONE_POINT = 0.01  # embeddings with a mean distance D = (1 - cos) / 2 below this are practically one point
+FEW = 5  # Suites whose findings are read as sentences. Of more there is a table.
 MOST_SEEDS = 10_000
-Claims = Mapping[str, Sequence[JudgedClaim]]
-"""The claims on each suite, by its name."""
+Claims = Mapping[str, Sequence[JudgedClaim]]  # the claims on each suite, by its name
 
 
 def of_suite(results: SuiteResults, claims: Sequence[JudgedClaim] = ()) -> list[str]:

@@ -19,8 +19,7 @@ from dipole.core.utils.errors import DataError
 from dipole.core.utils.text import counted
 
 Tasks = Mapping[str, Mapping[str, Samples]]
-ENOUGH = 5
-"""Fewer data sets than this say nothing about others: their seeds are the blocks then."""
+ENOUGH = 5  # fewer data sets than this say nothing about others: their seeds are the blocks then
 
 
 @dataclass(frozen=True)

@@ -19,17 +19,14 @@ from dipole.core.utils.text import counted
 ENTROPY, ENTROPY_MAXIMUM = "diag/conditional_entropy", "diag/conditional_entropy_maximum"
 RANK = "diag/rank"
 LOSS = "train/loss"
-SCATTER = "scatter"
-"""In `show` of a suite whose runs leave points."""
-MOST_STEPS = 16
-"""Columns of a heat map of curves."""
+SCATTER = "scatter"  # in `show` of a suite whose runs leave points
+MOST_STEPS = 16  # columns of a heat map of curves
 MEANS = "Mean over seeds, band of one standard deviation."
 STEP = "training step"
 CLASSES = {"same": "same class", "different": "different class", "all": "all pairs"}
 NEIGHBOURS = {"correct": "correct (positives)", "incorrect": "incorrect (negatives)"}
 
-Curves = Mapping[str, list[dict[str, Curve]]]
-"""By row, the curves of each seed by name."""
+Curves = Mapping[str, list[dict[str, Curve]]]  # by row, the curves of each seed by name
 
 
 @dataclass(frozen=True)

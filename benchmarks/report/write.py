@@ -254,8 +254,7 @@ def to_markdown(report: Report) -> str:
     return "\n".join(lines)
 
 
-RUNTIME = "vega.js"
-"""Vega in the folder of a report of several pages, once for all of them."""
+RUNTIME = "vega.js"  # Vega in the folder of a report of several pages, once for all of them
 
 
 def to_pages(report: Report, name: str) -> dict[str, str]:

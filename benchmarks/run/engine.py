@@ -26,8 +26,7 @@ from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.files import check_own, why
 from dipole.core.utils.machine import processors
 
-HELD_PAUSE = 2.0
-"""Seconds until a task is tried again that another runner holds."""
+HELD_PAUSE = 2.0  # seconds until a task is tried again that another runner holds
 ASKED_TO_END = (signal.SIGTERM, signal.SIGINT)
 """Signals that ask a worker to end. After any other signal it counts as killed."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -69,8 +68,7 @@ def failed(task: EngineTask, runs: Path, message: str, seconds: float = 0.0, kil
 class Engine(ABC):
     """Runs tasks, at most `slots` at a time."""
 
-    shares_processes = False
-    """Whether a process runs many tasks."""
+    shares_processes = False  # whether a process runs many tasks
 
     def __init__(self, slots: int) -> None:
         self.slots = slots

@@ -39,10 +39,8 @@ from dipole.core.utils.machine import processors
 from dipole.core.utils.text import counted
 
 CHOOSING = "train.evaluate_on=validation"
-LOOK_EVERY = 1.0
-"""Seconds between two looks at what a running trial has measured."""
-MOST_FAILURES = 3
-"""So many failed trials without a finished one end a search: the settings are wrong."""
+LOOK_EVERY = 1.0  # seconds between two looks at what a running trial has measured
+MOST_FAILURES = 3  # so many failed trials without a finished one end a search: the settings are wrong
 
 
 def sweep(

@@ -179,8 +179,7 @@ def corners(space: Sequence[Dimension]) -> list[dict[str, Value]]:
     return [{each.key: each.values[number % len(each.values)] for each in space} for number in range(count)]
 
 
-SWEEPS = ".sweeps"
-"""Folder of the searches inside a runs folder."""
+SWEEPS = ".sweeps"  # folder of the searches inside a runs folder
 
 
 class TrialLine(Part):
@@ -217,8 +216,7 @@ def read_summaries(runs: Path) -> tuple[list[SearchSummary], list[Problem]]:
     return list(found.values()), problems
 
 
-BUSY = 120.0
-"""Seconds that a process waits for another one's write."""
+BUSY = 120.0  # seconds that a process waits for another one's write
 
 
 class Study:
