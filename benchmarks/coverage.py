@@ -90,7 +90,6 @@ def _truth(what: str, name: str) -> float:
 
 
 def _drawn(name: str, shape: tuple[int, ...], seed: int) -> tuple[Array, Array]:
-    """Draw runs of a row and of its base, with the effect."""
     generator, (spread, draw) = np.random.default_rng(seed), DISTRIBUTIONS[name]
     row = spread * draw(generator, shape)
     return LEVEL + GAIN + row, LEVEL + draw(generator, shape)

@@ -56,7 +56,6 @@ class Grid:
                 yield point
 
     def without(self, left_out: Sequence[str]) -> "Grid":
-        """Return the grid of the other axes."""
         kept = {axis: values for axis, values in self.axes.items() if axis not in left_out}
         zipped = tuple(left for group in self.zipped if (left := tuple(axis for axis in group if axis in kept)))
         excluded = tuple(out for out in self.excluded if out.keys() <= kept.keys())
@@ -306,7 +305,6 @@ def _with_option(text: str, axis: str, value: str) -> str:
 
 
 def changed(term: Term, option: str, value: Any) -> Term:
-    """Return a term with another value of an option, or another weight."""
     if option == "weight":
         return replace(term, weight=float(value))
     return replace(term, options=tuple((dict(term.options) | {option: value}).items()))

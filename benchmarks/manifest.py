@@ -164,7 +164,6 @@ class Records:
 
     @property
     def done(self) -> dict[str, RunRecord]:
-        """Records of finished runs, by run hash."""
         return {name: record for name, record in self.records.items() if record.status == "done"}
 
 

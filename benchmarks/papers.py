@@ -68,7 +68,6 @@ def _table(head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def lines_of(name: str) -> Iterator[Item]:
-    """Yield the lines of a paper, unsorted."""
     paper = papers()[name]
     for id_, label, what in _published(name):
         for suite in (each for each in _suites() if each.published == id_):

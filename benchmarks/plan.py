@@ -85,8 +85,6 @@ class SeedsLine:
 
 @dataclass(frozen=True)
 class Fault:
-    """Why runs cannot be built, and their cells."""
-
     message: str
     cells: tuple[CellEntry, ...]
 

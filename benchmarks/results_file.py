@@ -369,7 +369,6 @@ class RunFiles:
     folder: Path = Path("runs")  # of all other runs
 
     def place(self, run: str) -> Path:
-        """Return the folder of a run. It need not exist."""
         return self.folders.get(run, self.folder / run)
 
     def curves(self, run: str, names: Iterable[str]) -> dict[str, Curve]:

@@ -194,8 +194,6 @@ class Job:
 
 @dataclass(frozen=True)
 class Sized:
-    """A suite at one scale."""
-
     suite: Suite
     name: ScaleName
     overrides: tuple[str, ...]

@@ -154,7 +154,6 @@ class CellResult:
 
     @property
     def base(self) -> str:
-        """The row or column that it is tested against, or ""."""
         return self.row.base or self.column.base or ""
 
     @property
@@ -207,7 +206,6 @@ class SuiteResults:
 
     @property
     def table(self) -> published.PrintedTable | None:
-        """The printed table that the suite reproduces, or None."""
         return published.tables().get(self.manifest.published or "")
 
     @property
@@ -277,7 +275,6 @@ class SuiteResults:
 
     @property
     def planned_tests(self) -> int:
-        """How many different tests there are once all runs are finished."""
         tests = {self._test(row, column) for row in self.rows for column in self.manifest.columns}
         return len(tests - {None})
 
@@ -334,7 +331,6 @@ class SuiteResults:
 
     @property
     def base(self) -> str | None:
-        """The row that others are tested against."""
         return next((row.base for row in self.rows if row.base), None)
 
     @cached_property

@@ -239,7 +239,6 @@ def _columns(test: Test, table: NumberTable | None) -> Sequence[str]:
 
 
 def _compared(one: Place, other: Place, field: str = "mean") -> Comparison | None:
-    """Compare two cells. None without data."""
     sides = _sides([one, other], field)
     if not sides:
         return None

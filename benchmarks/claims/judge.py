@@ -60,7 +60,6 @@ class JudgedPart:
 
     @property
     def least(self) -> int:
-        """How many of the comparisons have to be as claimed."""
         return self.part.required(len(self.items) + self.missing)
 
     @property
@@ -179,7 +178,6 @@ def judge_claim(claim: Claim, tables: Mapping[str, NumberTable]) -> JudgedClaim:
 
 
 def _judge_part(part: ClaimPart, found: Sequence[Comparison | None]) -> JudgedPart:
-    """Judge one part of a claim. Comparisons without data are None."""
     judge = _judge_spread if part.spec.is_spread else _judge
     items = tuple(judge(part, each) for each in found if each is not None)
     missing, mean = len(found) - len(items), None
@@ -233,7 +231,6 @@ def _is_in(value: float, region: tuple[float, float], is_closed: bool) -> bool:
 
 
 def says(judged: JudgedClaim) -> str:
-    """Return the kind and the bound of every part."""
     words = []
     for each in judged.parts:
         turns = {turn for item in each.items if (turn := item.comparison.turn(each.part))}

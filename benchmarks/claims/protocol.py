@@ -109,7 +109,6 @@ class ClaimPart(Settings):
         return shapes[self.spec.shape]
 
     def required(self, n: int) -> int:
-        """Return how many of `n` comparisons have to be as claimed."""
         if not self.spec.is_counted:
             return n
         if self.least is not None:
@@ -214,8 +213,6 @@ class Item(Settings):
 
 
 class Paper(Settings):
-    """The contents of a paper's TOML file."""
-
     facts: tuple[Fact, ...] = ()
     choices: tuple[Choice, ...] = ()
     items: tuple[Item, ...] = Field((), description="items without a suite or theorem here")
@@ -241,7 +238,6 @@ def papers() -> Mapping[str, Paper]:
 
 
 def facts_of(published: str) -> tuple[Fact, ...]:
-    """Return the statements on a published table or figure."""
     every = (fact for paper in papers().values() for fact in paper.facts)
     return tuple(fact for fact in every if any(fnmatchcase(published, pattern) for pattern in fact.tables))
 

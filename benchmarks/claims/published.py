@@ -16,8 +16,6 @@ PAPERS = ("arora", "lmcl", "cacr", "cllr")
 
 @dataclass(frozen=True)
 class PrintedCell:
-    """One printed number, in the unit of its table."""
-
     mean: float | None  # None for a dash, or if it is unreadable
     std: float | None = None
     drop: float | None = None  # the loss against the balanced case
@@ -80,8 +78,6 @@ class PrintedTable:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of a paper."""
-
     id: str
     paper: str
     statement: str
@@ -99,7 +95,6 @@ class Claim:
 
     @property
     def tables(self) -> frozenset[str]:
-        """Ids of the printed tables that its tests speak of."""
         return frozenset(t[key] for t in self.tests for key in ("table", "table_b") if key in t)
 
 
@@ -110,7 +105,6 @@ def row_label(method: str, group: str | None = None) -> str:
 
 @cache
 def tables() -> Mapping[str, PrintedTable]:
-    """Return every printed table by its id."""
     return {t.id: t for name, found in _papers().items() for t in (_table(name, raw) for raw in found["tables"])}
 
 

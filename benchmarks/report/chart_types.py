@@ -214,8 +214,6 @@ def equal_scales(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], l
 
 @dataclass(frozen=True)
 class ChartRow:
-    """One row of an interval chart."""
-
     label: str
     value: float
     low: float  # or nan

@@ -140,7 +140,6 @@ def _beside_printed(results: SuiteResults) -> list[Picture]:
 
 
 def _compared(title: str, label: str, samples: Mapping[str, Sequence[float]], what: str, caption: str) -> list[Picture]:
-    """Return intervals of two samples or more."""
     rows = [_of_seeds(name, values) for name, values in samples.items() if values]
     if len(rows) < 2:
         return []

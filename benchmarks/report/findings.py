@@ -298,7 +298,6 @@ def suites_table(suites: Sequence[SuiteResults], claims: Claims) -> ReportTable:
 
 
 def question(suite: SuiteResults) -> str:
-    """Return what a suite asks, in a sentence."""
     rows = [row for row in suite.rows if row.base]
     bases = list(dict.fromkeys(row.base for row in rows))
     where = counted(len(suite.columns), "measurement")
@@ -401,7 +400,6 @@ def _printed_gap(suite: SuiteResults, cell: CellResult) -> float | None:
 
 
 def _verdicts(claims: Iterable[JudgedClaim]) -> Cell:
-    """Return how many claims agree, differ, are undecided and have no room."""
     verdicts = Counter(each.verdict for each in claims)
     if not verdicts:
         return EMPTY

@@ -24,8 +24,6 @@ ENOUGH = 5  # fewer data sets than this say nothing about others: their seeds ar
 
 @dataclass(frozen=True)
 class Rank:
-    """One objective over several tasks."""
-
     label: str
     tasks: int
     of_means: float  # mean over tasks of the rank of the objective's mean: 1 is best, nan is none

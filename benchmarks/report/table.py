@@ -47,7 +47,6 @@ def detectable_cell(least: float, unit: str) -> Cell:
 
 
 def count_cell(value: int | None) -> Cell:
-    """Return an integer, or an empty cell if it is missing."""
     return EMPTY if value is None else Cell(str(value), value)
 
 
@@ -76,7 +75,6 @@ class ReportTable:
         return tuple(bool(column) and all(kind in (int, float) for kind in column) for column in kinds)
 
     def only(self, *names: str) -> "ReportTable":
-        """Return the table with these columns alone, in this order."""
         places = [self.head.index(name) for name in names]
         return replace(self, head=names, rows=[tuple(row[i] for i in places) for row in self.rows])
 

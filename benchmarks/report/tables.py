@@ -445,5 +445,4 @@ def _counts(outcome: JudgedClaim) -> Cell:
 
 
 def mark_of(verdict: str) -> str:
-    """Return the emphasis of a cell with this verdict."""
     return {AGREES: "good", DIFFERS: "bad"}.get(verdict, "open")

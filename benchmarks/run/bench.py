@@ -37,14 +37,11 @@ EngineName = Literal["local", "ray", "slurm"]
 
 @dataclass(frozen=True)
 class SuiteSummary:
-    """How a suite ended."""
-
     done: int
     failed: tuple[TaskResult, ...]
     skipped: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the summary for `--json`."""
         return {"done": self.done, "skipped": self.skipped, "failed": [each.as_dict() for each in self.failed]}
 
 

@@ -34,8 +34,6 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 @dataclass(frozen=True)
 class EngineTask:
-    """A job as an engine sees it."""
-
     hash: str
     label: str
     command: list[str]

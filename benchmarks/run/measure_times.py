@@ -71,7 +71,6 @@ def slope(recipe: str, settings: Sequence[str], unit: str, length: int) -> tuple
 
 
 def run_entry(job: Job) -> dict[str, Any]:
-    """Return the seconds of an epoch or step of a run."""
     train, unit, length = job.config.train, "epoch", 1
     if train.epochs is None:
         unit, length = "step", max(1, round((train.steps or 1) * 0.05))

@@ -74,8 +74,6 @@ class Time:
 
 @dataclass(frozen=True)
 class Work:
-    """The work of a run."""
-
     family: str  # domain and encoder
     steps: float  # optimizer steps of the whole run
     rows: int  # of a step

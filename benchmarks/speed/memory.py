@@ -26,7 +26,6 @@ WAYS = ("undivided", "activation_checkpointing", "microbatch", "both")
 
 
 def subject(name: str, rows: int, device: str) -> tuple[Any, list[Any]]:
-    """Return an encoder of images or sentences, and two views."""
     if name == "resnet18":
         from dipole.vision.encoders import EncoderConfig, build_encoder
 

@@ -112,7 +112,6 @@ def mean_and_interval(values: Sequence[float]) -> str:
 
 
 def table(runs: dict[str, Any]) -> str:
-    """Return a Markdown table of means and 95 % t-intervals over the seeds."""
     rows = []
     for name, found in grouped(runs).items():
         cells = [mean_and_interval([run[task] for run in found]) for task in senteval.SIX_TASKS]

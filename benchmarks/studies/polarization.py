@@ -64,13 +64,11 @@ class DpSetting:
 
     @property
     def term(self) -> str:
-        """The regularizer as an objective string."""
         low, high = self.margin
         return f"{self.weight:g}*{TERM}(delta_pos={low:g}, delta_neg={high:g}, reduction={self.reduction})"
 
     @property
     def key(self) -> str:
-        """The name in the results file."""
         name = "infonce"
         if self.weight:
             name = f"+ {self.term}"
@@ -209,7 +207,6 @@ def points(name: str, domain: str, reduction: str) -> list[tuple[float, DpSettin
 
 
 def _gains(found: Found, domain: str, setting: DpSetting) -> list[float]:
-    """Return the gain over InfoNCE at the same batch size, by seed."""
     ours, base = trained(found, domain, setting), trained(found, domain, setting.base)
     return [ours[seed] - base[seed] for seed in sorted(ours.keys() & base.keys())]
 

@@ -148,7 +148,6 @@ class _Search:
             write("Trials are not pruned: the recipe evaluates only at the end (train.evaluate_every).", sys.stderr)
 
     def job(self, values: dict[str, Value], last: str) -> Job:
-        """Return the run of chosen values and a last setting."""
         overrides = (*self._overrides, *settings(values, self.objective), last)
         config = load_recipe(self._recipe, overrides).config
         return Job(config.hash, config, self._recipe, overrides)

@@ -63,7 +63,6 @@ class Dimension:
 
 
 def read_space(texts: Sequence[str]) -> tuple[Dimension, ...]:
-    """Parse the dimensions of `--space`. ConfigError if one is wrong."""
     space = tuple(_dimension(text) for text in texts)
     keys = [each.key for each in space]
     twice = {key for key in keys if keys.count(key) > 1}
@@ -303,7 +302,6 @@ class Study:
 
     @property
     def best(self) -> Any:
-        """The best finished trial, or None."""
         try:
             return self._study.best_trial
         except ValueError:
