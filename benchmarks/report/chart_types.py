@@ -8,29 +8,8 @@ from itertools import pairwise
 from math import isfinite, log
 from typing import Any
 
-from dipole.benchmarks.report.chart import (
-    COLOURS,
-    HEIGHT,
-    NAMED,
-    NARROW,
-    SOFT,
-    TEXT,
-    WIDTH,
-    Chart,
-    Rows,
-    broken,
-    first_of,
-    layered,
-    row_axis,
-    row_step,
-    series_by,
-    short,
-    tip,
-    unless_chosen,
-    values_of,
-    width_beside,
-    wrapped,
-)
+from dipole.benchmarks.report import chart
+from dipole.benchmarks.report.chart import Chart, Rows, short, tip
 from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, is_number
 from dipole.benchmarks.statistics import number
 from dipole.core.utils.text import counted
@@ -82,8 +61,8 @@ def line_chart(
     is_narrow, has_bands = len(lines) == 1, any("low" in row for row in rows)
 
     def draw(alt: Any) -> dict[str, Any]:
-        labels = values_of(rows, "series")
-        colour, shape, dash = series_by(labels, [line.label for line in lines if line.is_reference])
+        labels = chart.values_of(rows, "series")
+        colour, shape, dash = chart.series_by(labels, [line.label for line in lines if line.is_reference])
         x_axis, x_scale = alt.Axis(grid=False), alt.Scale(zero=False, nice=False)
         if is_log:
             values = sorted({row["x"] for row in rows})
@@ -94,24 +73,24 @@ def line_chart(
         def y(field: str) -> Any:
             return alt.Y(f"{field}:Q", title=y_label, scale=y_scale, axis=alt.Axis(tickCount=6))
 
-        shown, base, layers = unless_chosen(1.0, 0.12), alt.Chart(), []
+        shown, base, layers = chart.unless_chosen(1.0, 0.12), alt.Chart(), []
         tips = [tip("series", " "), tip("x", x_label, ".6~g"), tip("y", y_label, ".5~g")]
         if has_bands:
             opacity = alt.OpacityValue(0.15)
             if len(labels) > MOST_BANDS:
-                opacity = unless_chosen(0.15, 0.0, empty=False)
+                opacity = chart.unless_chosen(0.15, 0.0, empty=False)
             layers.append(base.mark_area().encode(y=y("low"), y2=alt.Y2("high"), opacity=opacity))
             tips += [tip("low", number_format=".5~g"), tip("high", number_format=".5~g")]
         layers.append(base.mark_line(strokeWidth=2).encode(y=y("y"), strokeDash=dash, opacity=shown))
         marker = base.mark_point(filled=True, size=45, strokeWidth=0).transform_filter("datum.marker == 1")
         marker = marker.encode(y=y("y"), shape=shape, opacity=shown, tooltip=tips)
         layers.append(marker.properties(name="series"))
-        size = NARROW if is_narrow else (WIDTH, HEIGHT)
+        size = chart.NARROW if is_narrow else (chart.WIDTH, chart.HEIGHT)
         x = alt.X("x:Q", title=x_label, scale=x_scale, axis=x_axis)
-        return layered(layers, *size, x=x, color=colour)
+        return chart.layered(layers, *size, x=x, color=colour)
 
     ends = {row["series"]: row["y"] for row in rows if row["y"] is not None}
-    shown = ", ".join([f"{label} ends at {value:.4g}" for label, value in ends.items()][:NAMED]) + "."
+    shown = ", ".join([f"{label} ends at {value:.4g}" for label, value in ends.items()][: chart.NAMED]) + "."
     columns = {"series": "series", "x": x_label, "y": y_label, "low": "low", "high": "high"}
     return Chart(title, x_label, y_label, rows, shown, draw, columns, is_narrow=is_narrow)
 
@@ -157,14 +136,14 @@ def histogram(
 def _densities(
     alt: Any, series: tuple[str, ...], labels: tuple[str, str], reach: tuple[tuple[float, float], tuple[float, float]]
 ) -> dict[str, Any]:
-    colour, _, dash = series_by(series)
+    colour, _, dash = chart.series_by(series)
     x = alt.X("x:Q", title=labels[0], scale=alt.Scale(domain=reach[0], nice=False))
     y = alt.Y("y:Q", title=labels[1], scale=alt.Scale(domain=reach[1]), stack=None)
     filled = alt.Chart().mark_area(interpolate="step-after")
-    filled = filled.encode(opacity=unless_chosen(0.18, 0.03), tooltip=[tip("series", " ")])
+    filled = filled.encode(opacity=chart.unless_chosen(0.18, 0.03), tooltip=[tip("series", " ")])
     outline = alt.Chart().mark_line(interpolate="step-after", strokeWidth=2)
-    outline = outline.encode(strokeDash=dash, opacity=unless_chosen(1.0, 0.12))
-    return layered([filled, outline.properties(name="series")], *NARROW, x=x, y=y, color=colour)
+    outline = outline.encode(strokeDash=dash, opacity=chart.unless_chosen(1.0, 0.12))
+    return chart.layered([filled, outline.properties(name="series")], *chart.NARROW, x=x, y=y, color=colour)
 
 
 def scatter_chart(
@@ -182,12 +161,12 @@ def scatter_chart(
         if is_equal:
             domains = equal_scales([row["x"] for row in rows], [row["y"] for row in rows])
             across, up = (alt.Scale(zero=False, nice=False, domain=domain) for domain in domains)
-        colour, shape, _ = series_by(values_of(rows, "series"))
+        colour, shape, _ = chart.series_by(chart.values_of(rows, "series"))
         x, y = alt.X("x:Q", title=x_label, scale=across), alt.Y("y:Q", title=y_label, scale=up)
         tips = [tip("series", " "), tip("x", number_format=".4~g"), tip("y", number_format=".4~g")]
         drawn = alt.Chart().mark_point(filled=True, size=18)
-        drawn = drawn.encode(x=x, y=y, color=colour, shape=shape, opacity=unless_chosen(0.7, 0.06), tooltip=tips)
-        return layered([drawn.properties(name="series")], *NARROW)
+        drawn = drawn.encode(x=x, y=y, color=colour, shape=shape, opacity=chart.unless_chosen(0.7, 0.06), tooltip=tips)
+        return chart.layered([drawn.properties(name="series")], *chart.NARROW)
 
     shown = ", ".join(f"{counted(len(points), 'point')} of {label}" for label, points in groups.items()) + "."
     return Chart(
@@ -206,7 +185,7 @@ def doubles(x: Sequence[float]) -> bool:
 
 def equal_scales(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[float]]:
     """Return domains of a narrow picture in which one length is the same on both axes, with some room around."""
-    width, height = NARROW
+    width, height = chart.NARROW
     tall = max(max(y) - min(y), (max(x) - min(x)) * height / width) * 1.06 or 1.0
     (a, b), half = ((min(x) + max(x)) / 2, (min(y) + max(y)) / 2), tall / 2
     return [a - half * width / height, a + half * width / height], [b - half, b + half]
@@ -242,16 +221,16 @@ def interval_chart(title: str, x_label: str, rows: Sequence[ChartRow], reference
     is_log = reference is None and min(numbers) > 0 and max(numbers) > SPAN * min(numbers)
 
     def draw(alt: Any) -> dict[str, Any]:
-        labels, sources = values_of(found, "label"), values_of(found, "series")
-        y = alt.Y("label:N", title=None, sort=None, axis=row_axis(labels, grid=True, gridDash=[1, 4]))
-        shared = {"y": y, "color": alt.ColorValue(COLOURS[0])}
+        labels, sources = chart.values_of(found, "label"), chart.values_of(found, "series")
+        y = alt.Y("label:N", title=None, sort=None, axis=chart.row_axis(labels, grid=True, gridDash=[1, 4]))
+        shared = {"y": y, "color": alt.ColorValue(chart.COLOURS[0])}
         marker, tips = {}, [tip("label", " ")]
-        height = alt.Step(max(row_step(labels), 11 + 13 * len(sources)))
+        height = alt.Step(max(chart.row_step(labels), 11 + 13 * len(sources)))
         if len(sources) > 1:
-            colour, shape, _ = series_by(sources)
+            colour, shape, _ = chart.series_by(sources)
             marker["shape"] = shape
             shared |= {"color": colour, "yOffset": alt.YOffset("series:N", sort=sources)}
-            shared["opacity"] = unless_chosen(1.0, 0.12)
+            shared["opacity"] = chart.unless_chosen(1.0, 0.12)
             tips.append(tip("series", "of"))
             height["for"] = "position"
         scale = alt.Scale(type="log") if is_log else alt.Scale(zero=False)
@@ -259,7 +238,11 @@ def interval_chart(title: str, x_label: str, rows: Sequence[ChartRow], reference
         def x(field: str = "x") -> Any:
             return alt.X(f"{field}:Q", title=x_label, scale=scale)
 
-        tips += [tip("x", x_label, ".5~g"), tip("low", number_format=".5~g"), tip("high", number_format=".5~g")]
+        tips += [
+            tip("x", x_label, ".5~g"),
+            tip("low", number_format=".5~g"),
+            tip("high", number_format=".5~g"),
+        ]
         span = alt.Chart().mark_rule(strokeWidth=3, opacity=0.55).transform_filter("isValid(datum.low)")
         point = alt.Chart().mark_point(filled=True, size=80)
         layers = [span.encode(**shared, x=x("low"), x2=alt.X2("high"))]
@@ -268,18 +251,18 @@ def interval_chart(title: str, x_label: str, rows: Sequence[ChartRow], reference
             style = {"size": 16, "strokeWidth": 1, "opacity": 0.6}
             dots = alt.Chart(alt.NamedData("dots")).mark_point(filled=False, **style)
             own = {name: each for name, each in shared.items() if name != "opacity"}
-            own |= {"color": alt.ColorValue(TEXT), "tooltip": [tip("x", "one run", ".5~g")]}
+            own |= {"color": alt.ColorValue(chart.TEXT), "tooltip": [tip("x", "one run", ".5~g")]}
             layers.append(dots.encode(**own, x=x()))
         if reference is not None:
             line = alt.Chart(alt.NamedData("reference"))
-            layers.insert(0, line.mark_rule(color=SOFT, strokeWidth=1.5).encode(x=x()))
+            layers.insert(0, line.mark_rule(color=chart.SOFT, strokeWidth=1.5).encode(x=x()))
         if len(sources) > 1:
             layers[-1] = layers[-1].properties(name="series")
-        return layered(layers, width_beside(labels), height)
+        return chart.layered(layers, chart.width_beside(labels), height)
 
     said = [f"{(row.label + ' ' + row.source).strip()} {row.value:.4g}" for row in rows if isfinite(row.value)]
     columns = {"label": "row", "series": "of", "x": x_label, "low": "low", "high": "high", "runs": "n"}
-    return Chart(title, x_label, "", found, first_of(said, NAMED) + ".", draw, columns, datasets)
+    return Chart(title, x_label, "", found, chart.first_of(said, chart.NAMED) + ".", draw, columns, datasets)
 
 
 def rank_chart(
@@ -298,15 +281,15 @@ def rank_chart(
     def draw(alt: Any) -> dict[str, Any]:
         scale = alt.Scale(zero=False, nice=False, padding=12)
         x = alt.X("x:Q", title=x_label, scale=scale, axis=alt.Axis(tickMinStep=0.5))
-        axis = row_axis(names, grid=True, gridDash=[1, 4])
+        axis = chart.row_axis(names, grid=True, gridDash=[1, 4])
         y = alt.Y("label:N", title=None, scale=alt.Scale(domain=names), axis=axis)
         point = alt.Chart().mark_point(filled=True, size=80)
         tips = [tip("label", " "), tip("x", x_label, ".3~g")]
-        point = point.encode(x=x, y=y, color=alt.ColorValue(COLOURS[0]), tooltip=tips)
+        point = point.encode(x=x, y=y, color=alt.ColorValue(chart.COLOURS[0]), tooltip=tips)
         rule = alt.Chart(alt.NamedData("bars")).mark_rule(strokeWidth=5, strokeCap="round")
         tips = [tip("group", "not significant")]
-        rule = rule.encode(x=x, y=y, y2=alt.Y2("end"), color=alt.ColorValue(COLOURS[1]), tooltip=tips)
-        return layered([point, rule], width_beside(names), alt.Step(row_step(names)))
+        rule = rule.encode(x=x, y=y, y2=alt.Y2("end"), color=alt.ColorValue(chart.COLOURS[1]), tooltip=tips)
+        return chart.layered([point, rule], chart.width_beside(names), alt.Step(chart.row_step(names)))
 
     rows = [{"label": label, "x": short(rank)} for label, rank in ranks]
     said = ", ".join(f"{label} {rank:.3g}" for label, rank in ranks)
@@ -336,24 +319,24 @@ def heat_map(
     ]
     if not rows:
         return None
-    labels, columns = values_of(rows, "row"), values_of(rows, "column")
+    labels, columns = chart.values_of(rows, "row"), chart.values_of(rows, "column")
 
     def draw(alt: Any) -> dict[str, Any]:
         names, has_text = columns, any(row["text"] for row in rows)
         with suppress(ValueError):  # numbers by size, as a row may lack some
             names = sorted(columns, key=float)
-        step = max(200, min(width_beside(labels), TILE / 2 * len(names))) / len(names)
+        step = max(200, min(chart.width_beside(labels), TILE / 2 * len(names))) / len(names)
         width = round(step * len(names))
         if has_text:
             step, width = TILE, alt.Step(TILE)
         # Numbers may be left out where they have no room, names may not: they are tilted.
-        axis = alt.Axis(labelAngle=-40, labelOverlap=False, **wrapped(names))
+        axis = alt.Axis(labelAngle=-40, labelOverlap=False, **chart.wrapped(names))
         if is_number(names[0]):
             axis = alt.Axis(labelAngle=0, labelOverlap=True)
         x = alt.X("column:N", title=x_label or None, sort=names, axis=axis)
-        y = alt.Y("row:N", title=y_label or None, sort=None, axis=row_axis(labels))
+        y = alt.Y("row:N", title=y_label or None, sort=None, axis=chart.row_axis(labels))
         colours, is_dark = _colours(alt, [row["value"] for row in rows], middle)
-        legend_title = broken(value_label) if len(value_label) > 60 else value_label
+        legend_title = chart.broken(value_label) if len(value_label) > 60 else value_label
         legend = alt.Legend(title=legend_title, titleLimit=0, gradientLength=180, direction="horizontal")
         layers = [alt.Chart().mark_rect().encode(color=alt.Color("value:Q", scale=colours, legend=legend))]
         value_tip = tip("value", value_label, ".4~g")
@@ -362,7 +345,7 @@ def heat_map(
             ink = alt.ColorValue("#101418", condition={"test": is_dark, "value": "#ffffff"})
             layers.append(alt.Chart().mark_text(fontSize=11).encode(text=alt.Text("text:N"), color=ink))
         tips = [tip("row", y_label or "row"), tip("column", x_label or "column"), value_tip]
-        return layered(layers, width, alt.Step(row_step(labels) - 2), x=x, y=y, tooltip=tips)
+        return chart.layered(layers, width, alt.Step(chart.row_step(labels) - 2), x=x, y=y, tooltip=tips)
 
     cells = {(row["row"], row["column"]): Cell(row["text"] or number(row["value"]), row["value"]) for row in rows}
     lines = [(Cell(label), *(cells.get((label, name), EMPTY) for name in columns)) for label in labels]

@@ -8,22 +8,11 @@ from math import isfinite, nan
 from statistics import fmean
 
 from dipole.benchmarks.manifest import ColumnEntry
+from dipole.benchmarks.report import training_charts as training
 from dipole.benchmarks.report.chart import NAMED, Picture, ends, first_of, pictured
 from dipole.benchmarks.report.chart_types import ChartRow, Line, Tile, heat_map, interval_chart, line_chart
 from dipole.benchmarks.report.ranking import Rank, rank_charts
 from dipole.benchmarks.report.tables import NOTHING
-from dipole.benchmarks.report.training_charts import (
-    LOSS,
-    Group,
-    groups_of,
-    learning_curves,
-    lines_of,
-    lines_or_map,
-    logged_name,
-    loss_pictures,
-    models_of,
-    training_pictures,
-)
 from dipole.benchmarks.results_file import RunFiles
 from dipole.benchmarks.statistics import Interval, number, summarize
 from dipole.benchmarks.suite_results import SuiteResults, curves_on
@@ -45,8 +34,8 @@ def pictures(results: SuiteResults, runs: RunFiles) -> dict[str, list[Picture]]:
         found["Measurements"] = measured(results)
     if manifest.kind == "study":
         found["Against the base"] = list(against_base(results).values())
-        found["Over all columns"] = rank_charts(results, [group.columns for group in groups_of(results)])
-    found |= training_pictures(results, runs)
+        found["Over all columns"] = rank_charts(results, [group.columns for group in training.groups_of(results)])
+    found |= training.training_pictures(results, runs)
     return {name: shown for name, shown in found.items() if shown}
 
 
@@ -255,16 +244,16 @@ def _columns(results: SuiteResults) -> list[Picture]:
                 low, high = [s.mean - s.std for s in summaries], [s.mean + s.std for s in summaries]
                 lines.append(Line(row.label, xs, [s.mean for s in summaries], low, high))
         caption = f"{mean} over seeds, band of one standard deviation."
-        found += lines_or_map(title, manifest.x_label, manifest.y_label, lines, caption)
+        found += training.lines_or_map(title, manifest.x_label, manifest.y_label, lines, caption)
     return found
 
 
 def cost(results: SuiteResults) -> list[Picture]:
     """Return wall time and memory of the runs by row, for every group of runs, unless every row took the same."""
     found = []
-    for group in groups_of(results):
+    for group in training.groups_of(results):
         column = group.columns[0].name
-        runs = {name: results.runs_of(first, column) for first, name in models_of(results, group).items()}
+        runs = {name: results.runs_of(first, column) for first, name in training.models_of(results, group).items()}
         found += _costs(group.title, runs)
     return found
 
@@ -291,24 +280,22 @@ def _costs(title_of: Callable[[str], str], runs: Mapping[str, Sequence[RunRecord
     return found
 
 
-def other_runs(groups: Mapping[str, Sequence[RunRecord]], runs: RunFiles) -> dict[str, list[Picture]]:
+def other_runs(groups: Mapping[str, Mapping[str, Sequence[RunRecord]]], runs: RunFiles) -> dict[str, list[Picture]]:
     """Return results, curves and cost by objective of runs outside suites, for every task that has several runs."""
     found: dict[str, list[Picture]] = {"Comparison": [], "Learning curves": [], "Training loss": [], "Cost": []}
-    for task, records in groups.items():
-        by: dict[str, list[RunRecord]] = {}
-        for record in records:
-            by.setdefault(record.objective, []).append(record)
+    for task, by in groups.items():
+        records = [record for each in by.values() for record in each]
         metrics = list(dict.fromkeys(name for record in records for name in record.results))
-        names = [LOSS, *map(logged_name, metrics)]
+        names = [training.LOSS, *map(training.logged_name, metrics)]
         read = {label: [runs.curves(record.hash, names) for record in each] for label, each in by.items()}
         for metric in metrics:
             samples = {name: [v for r in each if (v := r.results.get(metric)) is not None] for name, each in by.items()}
             title = f"{task}: {metric}"
             caption = f"{title}. Mean, {INTERVAL}, small dots the runs."
             found["Comparison"] += _compared(title, metric, samples, "objectives", caption)
-            lines = lines_of(read, logged_name(metric))
-            found["Learning curves"] += learning_curves(title, metric, lines, curves_on(records))
-        often, title_of = sorted(read, key=lambda objective: -len(by[objective])), Group((), task).title
-        found["Training loss"] += loss_pictures(title_of, read, often, "those with most runs")
+            lines = training.lines_of(read, training.logged_name(metric))
+            found["Learning curves"] += training.learning_curves(title, metric, lines, curves_on(records))
+        often, title_of = sorted(read, key=lambda objective: -len(by[objective])), training.Group((), task).title
+        found["Training loss"] += training.loss_pictures(title_of, read, often, "those with most runs")
         found["Cost"] += _costs(title_of, by)
     return {name: shown for name, shown in found.items() if shown}

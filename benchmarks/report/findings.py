@@ -100,18 +100,19 @@ def empty_columns(results: SuiteResults) -> list[str]:
     return lines
 
 
-def of_others(groups: Mapping[str, Sequence[RunRecord]]) -> list[str]:
+def of_others(groups: Mapping[str, Mapping[str, Sequence[RunRecord]]]) -> list[str]:
     """Return, by task of runs outside suites, the objective with the largest first result, and its significance."""
     found = []
-    for task, records in groups.items():
-        name = next((name for record in records for name, value in record.results.items() if value is not None), None)
-        by: dict[str, list[float]] = {}
-        for record in records:
-            if name is not None and (value := record.results.get(name)) is not None:
-                by.setdefault(record.objective, []).append(value)
-        if len(by) < 2:
+    for task, by in groups.items():
+        every = [record.results for records in by.values() for record in records]
+        name = next((name for results in every for name, value in results.items() if value is not None), "")
+        known = {}
+        for objective, records in by.items():
+            if values := [value for record in records if (value := record.results.get(name)) is not None]:
+                known[objective] = values
+        if len(known) < 2:
             continue
-        (best, top), (second, next_) = sorted(by.items(), key=lambda item: -fmean(item[1]))[:2]
+        (best, top), (second, next_) = sorted(known.items(), key=lambda item: -fmean(item[1]))[:2]
         test = of_summaries(summarize(top), summarize(next_))
         said = f"{task}: {best} has the largest {name}, {number(fmean(top))}, {number(test.value)} above {second}"
         verdict = "significant" if test.p < LEVEL else "not significant"

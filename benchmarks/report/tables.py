@@ -243,13 +243,10 @@ def other_runs_table(records: Sequence[RunRecord], runs: RunFiles) -> ReportTabl
     return ReportTable("other-runs", "Runs outside any suite", head, rows, RUN_NOTE, code)
 
 
-def comparison_table(task: str, records: Sequence[RunRecord]) -> ReportTable:
+def comparison_table(task: str, by: Mapping[str, Sequence[RunRecord]]) -> ReportTable:
     """Return mean and spread of every result by objective, for runs of one task outside suites."""
-    by: dict[str, list[RunRecord]] = {}
-    for record in records:
-        by.setdefault(record.objective, []).append(record)
-    known = [name for record in records for name, value in record.results.items() if value is not None]
-    names = list(dict.fromkeys(known))
+    every = [record.results for runs in by.values() for record in runs]
+    names = list(dict.fromkeys(name for results in every for name, value in results.items() if value is not None))
     rows = []
     for objective, runs in by.items():
         cells = [Cell(objective), count_cell(len(runs))]
@@ -369,7 +366,10 @@ def claims_table(suite: str, claims: Sequence[JudgedClaim]) -> ReportTable | Non
         claim, printed = each.claim, judge_claim(each.claim, published.tables())
         verdict = Cell(each.full_verdict, sub=why(each), mark=mark_of(each.verdict))
         about = Cell(claim.id), Cell(claim.statement, sub=claim.note), Cell(says(printed), sub=_reads(claim))
-        tested = _estimate(each), number_cell(each.p), number_cell(each.p_holm)
+        estimate = EMPTY
+        if (found := deciding(each)) is not None:
+            estimate = Cell(in_words(found), number_cell(found.comparison.value).sort)
+        tested = estimate, number_cell(each.p), number_cell(each.p_holm)
         rows.append((*about, verdict, *tested, _counts(each), _on_printed(printed), Cell(claim.where)))
     head = (
         "claim", "statement", "kind", "verdict on ours", "estimate", "p", "p (Holm)", "our numbers", "printed numbers",
@@ -424,11 +424,6 @@ def _on_printed(outcome: JudgedClaim) -> Cell:
     if outcome.is_tested:
         return replace(found, sub=f"{outcome.verdict}: {why(outcome)}")
     return replace(found, sub="not tested, because no spread is printed")
-
-
-def _estimate(outcome: JudgedClaim) -> Cell:
-    found = deciding(outcome)
-    return EMPTY if found is None else Cell(in_words(found), number_cell(found.comparison.value).sort)
 
 
 def _counts(outcome: JudgedClaim) -> Cell:

@@ -105,8 +105,9 @@ def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None
         texts = {output.parent / name: text for name, text in to_pages(report, output.stem).items()}
     else:
         texts = {output: to_markdown(report)}
-    for name, text in _figures(report) if folders else ():
-        texts |= {folder / name: text for folder in folders}
+    for name, chart in named_charts(report).items() if folders else ():
+        files = {**to_files(chart), ".tex": to_latex(chart.numbers())}
+        texts |= {folder / f"{name}{kind}": content for folder in folders for kind, content in files.items()}
     if report.facts["runs"] == "0" and (there := next((path for path in texts if path.is_file()), None)):
         unread = [row[1].text for table in report.tables if table.name == "problems" for row in table.rows]
         said = ": ".join([f"there is no run to report, so {there} was not replaced", *unread[:1]]).rstrip(".")
@@ -147,7 +148,8 @@ def make_report(runs: Path | Sequence[Path], gathered: Gathered | None = None) -
     if others:
         listed = tables.other_runs_table(others, files).without_empty_columns()
         groups = _by_task(others)
-        compared = [tables.comparison_table(task, records) for task, records in groups.items() if len(records) > 1]
+        several = {task: by for task, by in groups.items() if sum(map(len, by.values())) > 1}
+        compared = [tables.comparison_table(task, by) for task, by in several.items()]
         subtitle = f"{counted(len(others), 'run')} of dipole train"
         drawn, said = charts.other_runs(groups, files), findings.of_others(groups)
         sections.append(Section("other-runs", "Other runs", subtitle, (), (*compared, listed), drawn, said))
@@ -191,15 +193,15 @@ def _suite(results: SuiteResults, files: RunFiles, claims: Sequence[JudgedClaim]
     return Section(manifest.name, manifest.title, subtitle, list(_notes(results)), filled, drawn, said, True)
 
 
-def _by_task(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
-    """Group comparable runs: one domain, and the same part of the same data set or task."""
-    found: dict[str, list[RunRecord]] = {}
+def _by_task(records: Iterable[RunRecord]) -> dict[str, dict[str, list[RunRecord]]]:
+    """Group comparable runs, of one domain and the same part of the same data set or task, then by objective."""
+    found: dict[str, dict[str, list[RunRecord]]] = {}
     for record in records:
         if record.status == "done":
             task = ", ".join(filter(None, (record.domain, record.data.get("name"))))
             if record.evaluated_on != "test":
                 task += f", {record.evaluated_on} part"
-            found.setdefault(task, []).append(record)
+            found.setdefault(task, {}).setdefault(record.objective, []).append(record)
     return found
 
 
@@ -222,12 +224,6 @@ def check_output(output: Path) -> None:
     """Raise ConfigError if a report cannot have that name, because it says no format."""
     if not output.is_dir() and (output.suffix not in ("", ".html", ".md") or output.name in (".html", ".md")):
         raise ConfigError(f"-o {str(output)!r}: give a name ending in .html or .md, or a folder for all formats.")
-
-
-def _figures(report: Report) -> Iterator[tuple[str, str | bytes]]:
-    for name, chart in named_charts(report).items():
-        files = {**to_files(chart), ".tex": to_latex(chart.numbers())}
-        yield from ((f"{name}{kind}", content) for kind, content in files.items())
 
 
 def named_charts(report: Report) -> dict[str, Chart]:
