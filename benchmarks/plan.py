@@ -32,12 +32,11 @@ class Estimator:
         self._table: dict[str, Time] = {}
         for record in records:
             if record.status == "done" and record.wall_seconds > 0:
-                for key in _kinds(record.config):
-                    self._seconds[key].append(record.wall_seconds)
+                self.add(record)
 
-    def add(self, config: RunConfig, seconds: float) -> None:
-        for key in _kinds(config.model_dump(mode="json")):
-            self._seconds[key].append(seconds)
+    def add(self, record: RunRecord) -> None:
+        for key in _kinds(record.config):
+            self._seconds[key].append(record.wall_seconds)
 
     def seconds(self, config: RunConfig) -> float | None:
         """Estimated wall time of one run, None if nothing like it was ever run."""

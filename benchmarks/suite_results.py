@@ -5,7 +5,7 @@ the table on which a paper's claims are judged (`claims/judge.py`).
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise, product
@@ -184,7 +184,10 @@ class SuiteResults:
     """A suite's cells filled from the records of its runs. Also the table on which a paper's claims are evaluated."""
 
     def __init__(self, manifest: Manifest, records: Mapping[str, RunRecord]) -> None:
-        self.manifest, self.jobs = manifest, manifest.jobs
+        self.manifest, self.jobs, self.rows = manifest, manifest.jobs, manifest.rows
+        self.columns = tuple(column.name for column in manifest.columns)
+        self.base = next((row.base for row in self.rows if row.base), None)  # the row that others are tested against
+        self.table = published.tables().get(manifest.published or "")  # that the suite reproduces
         self.records = {job.hash: records[job.hash] for job in manifest.jobs if job.hash in records}
         self._hashes: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
         self._samples: dict[tuple[str, str, str], dict[int, float]] = defaultdict(dict)
@@ -203,18 +206,6 @@ class SuiteResults:
                 for name, value in values.items():
                     if value is not None and isfinite(value * factor):
                         self._samples[*place, name][cell.seed] = value * factor
-
-    @property
-    def table(self) -> published.PrintedTable | None:
-        return published.tables().get(self.manifest.published or "")
-
-    @property
-    def rows(self) -> Sequence[RowEntry]:
-        return self.manifest.rows
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(c.name for c in self.manifest.columns)
 
     def _label(self, name: str) -> str:
         """Return the label of the row of a label, or of a method with a single row."""
@@ -328,10 +319,6 @@ class SuiteResults:
         by_protocol = {name for name, suite in tables.items() if suite.manifest.is_paper_protocol}
         claims = [claim for claim in published.claims_of(self.table.paper) if self.table.id in claim.tables]
         return judge_claims(claims, tables, by_protocol, self.manifest.not_decidable)
-
-    @property
-    def base(self) -> str | None:
-        return next((row.base for row in self.rows if row.base), None)
 
     @cached_property
     def run_groups(self) -> Mapping[str, str]:

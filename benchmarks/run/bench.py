@@ -1,7 +1,6 @@
 """`dipole bench`: expand a suite, run what is missing, show plan, progress with the time left, results and failures."""
 
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -9,10 +8,6 @@ from math import inf, nan
 from pathlib import Path
 from shlex import quote
 from typing import Any, Literal
-
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Task as ProgressTask
-from rich.text import Text
 
 from dipole.benchmarks.manifest import read_manifests, write_manifest
 from dipole.benchmarks.plan import Estimator, Plan, Time, faults, make_plan, missing_data
@@ -29,7 +24,7 @@ from dipole.core.cli.output import write
 from dipole.core.record import RunRecord, read_record
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.files import disk_refusing
-from dipole.core.utils.progress import can_draw, console, duration
+from dipole.core.utils.progress import Progress, can_draw, console, duration
 from dipole.core.utils.text import are, counted, text_table
 
 EngineName = Literal["local", "ray", "slurm"]
@@ -42,7 +37,10 @@ class SuiteSummary:
     skipped: int
 
     def as_dict(self) -> dict[str, Any]:
-        return {"done": self.done, "skipped": self.skipped, "failed": [each.as_dict() for each in self.failed]}
+        failed = [
+            {"run": r.task.hash, "label": r.task.label, "message": r.message, "log": str(r.log)} for r in self.failed
+        ]
+        return {"done": self.done, "skipped": self.skipped, "failed": failed}
 
 
 def bench(
@@ -266,16 +264,16 @@ def run_jobs(
 
         def show(line: str) -> None:
             left = estimator.total(list(waiting.values()), engine.slots, engine.shares_processes)
-            report(done, len(failed), left.seconds, line)
+            report(done + len(failed), left.seconds, line)
 
         if tasks:
             show(f"{counted(len(tasks), 'run')}, {engine.slots} at a time")
         for result in engine.run(tasks, runs):
-            config = waiting.pop(result.task.hash)
+            waiting.pop(result.task.hash)
             if result.status == "done":
                 done += 1
                 # The record's time: another runner may have done the work, a resumed run took more than this attempt.
-                estimator.add(config, read_record(runs / result.task.hash / "record.json").wall_seconds)
+                estimator.add(read_record(runs / result.task.hash / "record.json"))
                 show(f"done    {result.task.hash}  {result.task.label}  ({duration(result.seconds)})")
             else:
                 failed.append(result)
@@ -364,40 +362,24 @@ def print_summary(sized: Sized, summary: SuiteSummary, runs: Path) -> None:
         write(f"    again: {again}")
 
 
-def _left(seconds: float) -> str:
-    if seconds <= 0:
-        return "done any moment"
-    return f"about {duration(seconds)} left"
-
-
-class _TimeLeft(ProgressColumn):
-    """The estimated time left. It counts down between two ended runs."""
-
-    def render(self, task: ProgressTask) -> Text:
-        return Text(_left(task.fields["end"] - time.monotonic()))
-
-
 @contextmanager
-def reporter(total: int) -> Iterator[Callable[[int, int, float, str], None]]:
-    """Show a progress bar on a terminal, and one plain line per ended run elsewhere.
+def reporter(total: int) -> Iterator[Callable[[int, float, str], None]]:
+    """Show a line per ended run, and below them a bar on a terminal.
 
-    Yields a function of the number of finished and of failed runs, the seconds left, and the line to print.
+    Yields a function of the number of ended runs, the seconds left, and the words of a line.
     """
-    draws = can_draw(sys.stderr)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), _TimeLeft())
-    with Progress(*columns, console=console(stderr=True), transient=True, disable=not draws) as progress:
-        bar = progress.add_task("runs", total=total, end=time.monotonic())
+    progress = Progress()
+    progress.start("runs", total, 0)
 
-        def report(done: int, failed: int, seconds: float, line: str) -> None:
-            ended, description = done + failed, "runs"
-            if failed:
-                description = f"runs ({failed} failed)"
-            progress.update(bar, completed=ended, description=description, end=time.monotonic() + seconds)
-            if line and not draws:
-                line = f"[{ended}/{total}] {line}"
-                if ended < total:
-                    line += f"; {_left(seconds)}"
-            if line:
-                write(line, sys.stderr)
+    def report(ended: int, seconds: float, line: str) -> None:
+        line = f"[{ended}/{total}] {line}"
+        if ended < total:
+            line += f"; about {duration(seconds)} left"
+        progress.note(line)
+        if can_draw(sys.stderr):
+            progress.update(ended)
 
+    try:
         yield report
+    finally:
+        progress.close()

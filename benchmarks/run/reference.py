@@ -87,16 +87,16 @@ def reckon(config: RunConfig) -> Time:
     if config.train.epochs is not None:
         unit = "epoch"
     runs = [entry for entry in table()["runs"] if entry["unit"] == unit] or table()["runs"]
-    distances = [
-        sum(WEIGHTS.get(key, 1.0) for key in kind.keys() | other.keys() if kind.get(key) != other.get(key))
-        for other in (entry["kind"] for entry in runs)
-    ]
-    distance, within = min(distances), ALIKE
-    if distance >= FAR:
+
+    def distance(entry: Mapping[str, Any]) -> float:
+        other = entry["kind"]
+        return sum(WEIGHTS.get(key, 1.0) for key in kind.keys() | other.keys() if kind.get(key) != other.get(key))
+
+    nearest, within = min(runs, key=distance), ALIKE
+    if distance(nearest) >= FAR:
         within = FOREIGN
         if (work := work_of(config)) is not None:
             return _by_work(work)
-    nearest = runs[distances.index(distance)]
     length = float(config.train.epochs or config.train.steps or 1)
     rows = _ratio(kind, nearest["kind"], "vision.views")
     if unit == "step":  # an epoch has the same rows in any batch

@@ -81,14 +81,12 @@ def _dimension(text: str) -> Dimension:
     if kind not in KINDS:
         raise ConfigError(f"--space {key.strip()}: unknown kind {kind!r}.{nearest(kind, KINDS)} {allowed}")
     values = tuple(_value(each) for each in _split(found["inside"]))
-    if kind == "choice":
-        if not values:
-            raise ConfigError(f"--space {key.strip()}: choice() needs at least one value.")
-        return Dimension(key.strip(), kind, values)
-    _check_bounds(key.strip(), kind, values)
-    if kind.endswith("int"):
-        return Dimension(key.strip(), kind, tuple(int(each) for each in values))
-    return Dimension(key.strip(), kind, tuple(float(each) for each in values))
+    if kind == "choice" and not values:
+        raise ConfigError(f"--space {key.strip()}: choice() needs at least one value.")
+    if kind != "choice":
+        _check_bounds(key.strip(), kind, values)
+        values = tuple(map(int if kind.endswith("int") else float, values))
+    return Dimension(key.strip(), kind, values)
 
 
 def _check_bounds(key: str, kind: str, values: tuple[Value, ...]) -> None:
