@@ -5,7 +5,6 @@ are methods with an objective each. Columns are metrics of a record, each with i
 recipe and the seeds. Rows and columns can be written as grids (`grid.py`). Cells with equal configurations share a run.
 """
 
-import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -415,28 +414,10 @@ def _last_wins(overrides: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{key}={value}" for key, value in values.items())
 
 
-LISTS = ("columns", "rows")
-
-
 def written_out(path: Path) -> str:
     """Return the text of a suite with the same cells and no grids. ConfigError if the file is not a suite."""
     read_suite(path)
-    suite = without_none(expand(tomllib.loads(path.read_text(encoding="utf-8"))))
-    parts = [_table({key: value for key, value in suite.items() if key != "scale"})]
-    for name, scale in suite.get("scale", {}).items():
-        tables = {key: value for key, value in scale.items() if isinstance(value, Mapping)}
-        parts.append(f"[scale.{name}]\n" + _table({key: value for key, value in scale.items() if key not in tables}))
-        parts.append(toml_text({"scale": {name: tables}}).partition(f"[scale.{name}]\n")[2])
-    return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
-
-
-def _table(values: Mapping[str, Any]) -> str:
-    text = toml_text({key: value for key, value in values.items() if key not in LISTS})
-    for key in LISTS:
-        if key in values:
-            entries = [toml_text({"x": [each]}).strip().removeprefix("x = [").removesuffix("]") for each in values[key]]
-            text += f"{key} = [\n" + "".join(f"    {entry},\n" for entry in entries) + "]\n"
-    return text
+    return toml_text(without_none(expand(read_toml(path))))
 
 
 def without_none(value: Any) -> Any:

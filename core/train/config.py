@@ -376,6 +376,8 @@ def _value(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_key(key)} = {_value(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, Sequence) and value and all(isinstance(each, Mapping) for each in value):
+        return "[\n" + "".join(f"    {_value(each)},\n" for each in value) + "]"
     if isinstance(value, Sequence):
         return "[" + ", ".join(map(_value, value)) + "]"
     raise ConfigError(f"a value of type {type(value).__name__} cannot be written as TOML: {value!r}")
