@@ -12,7 +12,6 @@ without sharing the lock. There a lock counts while its process renews the file,
 """
 
 import ctypes
-import json
 import os
 import signal
 import subprocess
@@ -24,14 +23,14 @@ from contextlib import contextmanager, suppress
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import psutil
 from filelock import FileLock, Timeout
 
 from dipole.benchmarks.manifest import BENCH, is_done
+from dipole.core.utils.errors import ReceivedError
 from dipole.core.utils.files import atomic_write, remove_scratch
-from dipole.core.utils.process import LONGEST_OWNER, describe_self, is_gone, is_locked
+from dipole.core.utils.process import LONGEST_OWNER, describe_self, is_gone, is_locked, read_owner
 from dipole.core.utils.received import read_text
 
 TAKEN = 79
@@ -213,20 +212,18 @@ def _may_live(path: Path) -> bool:
     """Return whether the process that a file names may live, on another host or in another namespace."""
     try:
         text = read_text(path, LONGEST_OWNER)
-        owner: dict[str, Any] = json.loads(text)
-        host, pid = str(owner["host"]), int(owner["pid"])
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    except ReceivedError:
         return False
-    here = json.loads(describe_self())
-    if host != here["host"]:
+    owner, here = read_owner(text), read_owner(describe_self())
+    if not owner.keys() >= here.keys() or not isinstance(owner["pid"], int):
+        return False
+    if owner["host"] != here["host"]:
         return True
-    if "boot" not in owner or "namespace" not in owner:
-        return False
     if owner["boot"] != here["boot"]:
         with suppress(OSError, RuntimeError):
             return path.stat().st_mtime > psutil.boot_time()
         return True  # the machine does not say when it was started
-    return owner["namespace"] != here["namespace"] or (pid != os.getpid() and not is_gone(text))
+    return owner["namespace"] != here["namespace"] or (owner["pid"] != os.getpid() and not is_gone(text))
 
 
 def _renew(path: Path, stop: threading.Event) -> None:
