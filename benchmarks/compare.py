@@ -199,7 +199,8 @@ def _compared(name: str, first: list[RunRecord], second: list[RunRecord]) -> Com
 
 def _judge(compared: list[Compared]) -> None:
     """Add p values corrected for all numbers (Holm), verdicts at `LEVEL`, and what 80 % power at this level detects."""
-    from dipole.benchmarks.statistics import detectable_by, holm
+    from dipole.benchmarks.statistics import holm
+    from dipole.benchmarks.statistics.power import detectable_by
 
     corrected = holm([each["p"] if each["p"] is not None else float("nan") for each, _ in compared])
     alpha = LEVEL / max(1, sum(map(isfinite, corrected)))

@@ -14,8 +14,8 @@ from functools import cache
 import numpy as np
 
 from dipole.benchmarks.report.table import markdown
-from dipole.benchmarks.statistics import CONFIDENCE, aggregates, holm
-from dipole.benchmarks.statistics.differences import of_pairs
+from dipole.benchmarks.statistics import aggregates, holm
+from dipole.benchmarks.statistics.differences import CONFIDENCE, of_pairs
 from dipole.core.cli.parser import positive
 from dipole.core.evaluation.intervals import Array, interquartile_mean
 

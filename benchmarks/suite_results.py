@@ -27,7 +27,8 @@ from dipole.benchmarks.results_file import (
     results_files,
     strangers,
 )
-from dipole.benchmarks.statistics import LEVEL, PairedTest, Summary, detectable_by, difference, holm, summarize
+from dipole.benchmarks.statistics import LEVEL, PairedTest, Summary, difference, holm, summarize
+from dipole.benchmarks.statistics.power import detectable_by
 from dipole.benchmarks.suite import marked
 from dipole.core.record import RunRecord
 from dipole.core.utils.errors import ConfigError, RecordError

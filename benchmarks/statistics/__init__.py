@@ -5,23 +5,10 @@ needs. `python -m dipole.benchmarks.coverage` measures the coverage of the inter
 """
 
 from dipole.benchmarks.statistics.aggregates import Interval, iqm_interval, probability_of_improvement, relative_gain
-from dipole.benchmarks.statistics.differences import (
-    CONFIDENCE,
-    LEVEL,
-    PairedTest,
-    Summary,
-    difference,
-    holm,
-    number,
-    paired,
-    pooled_std,
-    summarize,
-    wilcoxon,
-)
-from dipole.benchmarks.statistics.power import detectable, detectable_by, power, seeds_needed
+from dipole.benchmarks.statistics.differences import LEVEL, PairedTest, Summary, difference, holm, number, summarize
+from dipole.benchmarks.statistics.power import detectable, power, seeds_needed
 
 __all__ = [
-    "CONFIDENCE", "LEVEL", "Interval", "PairedTest", "Summary", "detectable", "detectable_by", "difference", "holm",
-    "iqm_interval", "number", "paired", "pooled_std", "power", "probability_of_improvement", "relative_gain",
-    "seeds_needed", "summarize", "wilcoxon",
+    "LEVEL", "Interval", "PairedTest", "Summary", "detectable", "difference", "holm", "iqm_interval",
+    "number", "power", "probability_of_improvement", "relative_gain", "seeds_needed", "summarize",
 ]  # fmt: skip

@@ -202,12 +202,7 @@ def pairs_are_better(common: int, ours: int, base: int) -> bool:
 
 
 def pooled_std(std_a: float, std_b: float) -> float:
-    """Root of the mean variance of two arms of equal size: the spread `seeds_needed` wants for two printed cells.
-
-    Args:
-        std_a: of the one arm, >= 0.
-        std_b: of the other, >= 0.
-    """
+    """Root of the mean variance of two arms of equal size: the spread `seeds_needed` wants for two printed cells."""
     return sqrt((std_a**2 + std_b**2) / 2)
 
 
@@ -248,13 +243,6 @@ def paired(base: Mapping[int, float], other: Mapping[int, float]) -> PairedTest:
     Fewer than two common seeds decide nothing: the p-values are nan. So it is with the t-test and the effect size where
     the difference is the same for every seed, which a coarse metric gives by chance: there is no spread to judge it by
     (scipy.stats.ttest_rel answers p = 0), and no interval. No difference at all has p = 1.
-
-    Args:
-        base: values by seed.
-        other: values by seed.
-
-    Raises:
-        DataError: a value is not finite, or they are not by seed.
     """
     if not (isinstance(base, Mapping) and isinstance(other, Mapping)):
         raise DataError("both are values by seed, such as {0: 0.91, 1: 0.93}. Of lists, give dict(enumerate(values)).")
@@ -294,12 +282,6 @@ def wilcoxon(gain: Sequence[float] | Array) -> float:
 
     This is scipy's test, but of few differences all 2^n signs are one matrix, with the same result. scipy takes
     seconds at n = 13 if there are ties or zeros.
-
-    Args:
-        gain: (n,), a difference of each pair.
-
-    Raises:
-        DataError: there is none, or one is not finite.
     """
     sample = as_sample(gain)
     # 0.72 - 0.71 and 0.33 - 0.32 differ only by rounding.

@@ -110,12 +110,7 @@ def detectable(
 
 
 def detectable_by(test: PairedTest, alpha: float) -> float:
-    """Return the smallest difference that a test on as many seeds of this spread detects, or nan without a spread.
-
-    Args:
-        test: of two objectives.
-        alpha: as of `power`.
-    """
+    """Return the smallest difference that a test on as many seeds of this spread detects, or nan without a spread."""
     if not test.spread > 0:
         return nan
     return detectable(test.spread, test.n, alpha=alpha, is_paired=test.method != "Welch", other=test.larger)
