@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +16,7 @@ from dipole.core.utils.errors import ConfigError, RecordError
 from dipole.core.utils.text import counted, number, printable, shortened, text_table
 
 if TYPE_CHECKING:
-    from dipole.benchmarks.statistics import PairedTest
     from dipole.core.record import RunRecord
-
-    Compared = tuple[dict[str, Any], PairedTest | None]  # the numbers that are shown, and their test
 
 LONGEST = 48  # Characters of a setting that are printed. --json prints all of them.
 LEVEL = 0.05  # A verdict needs a smaller p value, after the correction for all numbers
@@ -53,9 +51,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     baselines = [name for name in shared if name.partition("/")[2] in known]
     asked = [name for name in shared if name not in baselines]
     unknown = [name for name in asked if None in (_mean(name, first), _mean(name, second))]
-    compared = [_compared(name, first, second) for name in asked if name not in unknown]
-    _judge(compared)
-    numbers = [found for found, _ in compared]
+    numbers = _compared([name for name in asked if name not in unknown], groups)
     means = {name: [_mean(name, group) for group in groups] for name in baselines}
     if arguments.json:
         runs = [[record.hash for record in group] for group in groups]
@@ -175,49 +171,45 @@ def _mean(name: str, group: list[RunRecord]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _compared(name: str, first: list[RunRecord], second: list[RunRecord]) -> Compared:
-    """Return the means over the compared seeds with their difference, and its test."""
-    from dipole.benchmarks.statistics import difference, summarize
-
-    one, other = _values(name, first), _values(name, second)
-    found: dict[str, Any] = {"p": None, "test": "one seed", "interval": None, "spread": None}
-    test = None
-    if min(len(one), len(other)) > 1:
-        test = difference(one, other)
-        found["test"] = f"Welch's t-test on {len(one)} and {len(other)} seeds"
-        if test.method == "paired t":
-            one, other = ({seed: side[seed] for seed in sorted(one.keys() & other.keys())} for side in (one, other))
-            found["test"] = f"paired t-test on {len(one)} common seeds"
-        found["p"] = test.p_t if isfinite(test.p_t) else None
-        if isfinite(test.low):
-            found |= {"interval": [test.low, test.high], "spread": test.spread}
-    means = [summarize(list(side.values())).mean for side in (one, other)]
-    seeds = [len(one), len(other)]
-    sides = {"name": name, "first": means[0], "second": means[1], "seeds": seeds, "difference": means[1] - means[0]}
-    return sides | found, test
-
-
-def _judge(compared: list[Compared]) -> None:
-    """Add p values corrected for all numbers (Holm), verdicts at `LEVEL`, and what 80 % power at this level detects."""
-    from dipole.benchmarks.statistics import holm
+def _compared(names: Sequence[str], groups: Sequence[list[RunRecord]]) -> list[dict[str, Any]]:
+    """Return for each name the means over the compared seeds, the test of their difference, and the verdict."""
+    from dipole.benchmarks.statistics import difference, holm, summarize
     from dipole.benchmarks.statistics.power import detectable_by
 
-    corrected = holm([each["p"] if each["p"] is not None else float("nan") for each, _ in compared])
-    alpha = LEVEL / max(1, sum(map(isfinite, corrected)))
-    for (each, test), p in zip(compared, corrected, strict=True):
-        each["detectable"] = None
-        if test is not None and isfinite(least := detectable_by(test, alpha)):
-            each["detectable"] = least
-        each["p_holm"] = p if isfinite(p) else None
-        each["verdict"] = "undecided"
-        if each["test"] == "one seed":
-            each["verdict"] = "one seed"
-        elif each["p"] is None:
-            each["verdict"] = "no spread"
-        elif each["interval"] is None and each["difference"] == 0:
-            each["verdict"] = "equal"
-        elif p < LEVEL:
-            each["verdict"] = "second is higher" if each["difference"] > 0 else "first is higher"
+    sides = {name: [_values(name, group) for group in groups] for name in names}
+    tests = {name: difference(*both) for name, both in sides.items() if min(map(len, both)) > 1}
+    corrected = dict(zip(tests, holm([test.p_t for test in tests.values()]), strict=True))
+    alpha = LEVEL / max(1, sum(map(isfinite, corrected.values())))
+    found = []
+    for name, (one, other) in sides.items():
+        said, known, interval = "one seed", {}, None
+        if name in tests:
+            test, said = tests[name], f"Welch's t-test on {len(one)} and {len(other)} seeds"
+            if test.method == "paired t":
+                one, other = ({seed: side[seed] for seed in sorted(one.keys() & other.keys())} for side in (one, other))
+                said = f"paired t-test on {len(one)} common seeds"
+            known = {"p": test.p_t, "spread": test.spread, "detectable": detectable_by(test, alpha)}
+            known = {key: value for key, value in (known | {"p_holm": corrected[name]}).items() if isfinite(value)}
+            if isfinite(test.low):
+                interval = [test.low, test.high]
+        first, second = (summarize(list(side.values())).mean for side in (one, other))
+        row = {"name": name, "first": first, "second": second, "seeds": [len(one), len(other)]}
+        row |= {"difference": second - first, "p": None, "test": said, "interval": interval, "spread": None}
+        row |= {"detectable": None, "p_holm": None, **known}
+        found.append(row | {"verdict": _verdict(row)})
+    return found
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    if row["test"] == "one seed":
+        return "one seed"
+    if row["p"] is None:
+        return "no spread"
+    if row["interval"] is None and row["difference"] == 0:
+        return "equal"
+    if row["p_holm"] >= LEVEL:
+        return "undecided"
+    return "second is higher" if row["difference"] > 0 else "first is higher"
 
 
 def _shown(value: Any) -> str:

@@ -239,7 +239,7 @@ def critical_difference(blocks: Sequence[Mapping[str, float]]) -> CriticalDiffer
     if off.any():
         p = float(stats.chi2.sf((k - 1) * (off.sum(axis=0) ** 2).sum() / (off**2).sum(), k - 1))
     difference = float(stats.studentized_range.ppf(1 - LEVEL, k, np.inf)) / sqrt(2) * sqrt(k * (k + 1) / (6 * n))
-    means, labels = zip(*sorted(zip(ranks.mean(axis=0).tolist(), labels, strict=True)), strict=True)
+    means, names = zip(*sorted(zip(ranks.mean(axis=0).tolist(), labels, strict=True)), strict=True)
     groups: list[tuple[int, int]] = []
     if p >= LEVEL:
         groups.append((0, k - 1))
@@ -248,7 +248,7 @@ def critical_difference(blocks: Sequence[Mapping[str, float]]) -> CriticalDiffer
         last = max(i for i in range(first, k) if means[i] - mean < difference)
         if last > max([first, *(end for _, end in groups)]):
             groups.append((first, last))
-    return CriticalDifference(labels, means, p, difference, tuple(groups))
+    return CriticalDifference(names, means, p, difference, tuple(groups))
 
 
 def performance_profile(tasks: Sequence[Mapping[str, Sequence[float]]], places: int = 51) -> dict[str, list[float]]:
