@@ -168,10 +168,7 @@ class Records:
 
 
 def read_records(folder: Path) -> Records:
-    """Read every record of a runs folder. A corrupt, foreign or misplaced file becomes a problem.
-
-    Raise DataError if there is no such folder, or it cannot be read.
-    """
+    """Read every record of a runs folder. A corrupt or misplaced file becomes a problem. DataError without a folder."""
     if not folder.is_dir():
         raise DataError(f"no runs folder {folder}. Give the folder that `dipole train` or `dipole bench` wrote.")
     found = Records()

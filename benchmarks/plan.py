@@ -46,10 +46,7 @@ class Estimator:
         return None
 
     def total(self, configs: Sequence[RunConfig], slots: int, shares_processes: bool = False) -> Time:
-        """Return the wall time of several runs, `slots` at a time. Each starts a process, unless runs share processes.
-
-        Runs without a similar earlier run are estimated.
-        """
+        """Return the wall time of several runs, `slots` at a time. Those without a similar earlier run are reckoned."""
         known = [self.seconds(config) for config in configs]
         left = [self._reckoned(config) for config, seconds in zip(configs, known, strict=True) if seconds is None]
         every = [0.0, *(seconds for seconds in known if seconds is not None), *(each.seconds for each in left)]
@@ -68,10 +65,7 @@ class Estimator:
 
 @dataclass(frozen=True)
 class SeedsLine:
-    """Seeds of each row that show `difference` (`words`) in a column, with the spread assumed and its source.
-
-    The difference was stated before the runs: the largest of many observed differences is too large.
-    """
+    """Seeds of each row that show `difference` (`words`) in a column, with the spread assumed and its source."""
 
     column: str
     difference: float | None

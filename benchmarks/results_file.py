@@ -102,10 +102,7 @@ class _Run(Part):
 
 
 def read_results_file(path: Path) -> StoredSuite:
-    """Read a results file, once if it is unchanged. Do not change what is returned.
-
-    Raise RecordError if it is none, has another version, or a line (named) is damaged.
-    """
+    """Read a results file, once if it is unchanged, or raise RecordError. Do not change what is returned."""
     if path.suffix == ".toml":
         raise RecordError(f"{path} is a suite or a recipe. Give the folder of its runs, such as `dipole report runs`.")
     stat = path.stat() if is_file(path) else None
@@ -277,9 +274,9 @@ def _short(value: float) -> float:
 
 
 def merged(one: StoredSuite, other: StoredSuite, replaces: bool = False) -> tuple[StoredSuite, list[str], list[str]]:
-    """Merge two results files of one suite. Return conflicts, and the left-out runs (on other data), as sentences.
+    """Merge results files of one suite. Where they differ, `one` counts, or `other` if it `replaces`.
 
-    If the suite has changed, or a run has other results, `one` counts, or `other` if it `replaces`.
+    Also return the conflicts, and the runs on other data, which are left out, as sentences.
     """
     manifest, conflicts = merged_manifests(one.manifest, other.manifest, replaces)
     if conflicts and not replaces:

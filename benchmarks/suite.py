@@ -161,10 +161,7 @@ class Suite(Settings):
         return self
 
     def at(self, scale: ScaleName, overrides: Sequence[str] = (), seeds: int | None = None) -> "Sized":
-        """Return the suite at one scale, with `overrides` of all runs, and seeds 0 to `seeds` - 1 in place of its own.
-
-        Overrides count as a change of the protocol, unless they only say where something is on this machine.
-        """
+        """Return the suite at one scale, with `overrides` of all runs, and seeds 0 to `seeds` - 1 if they are given."""
         if scale not in self.scale:
             raise ConfigError(f"suite {self.name!r} has no scale {scale!r}. Add --scale {' or '.join(self.scale)}.")
         if odd := [text for text in overrides if "=" not in text]:

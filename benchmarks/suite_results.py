@@ -222,10 +222,7 @@ class SuiteResults:
         return fmean(samples.values()) if samples else None
 
     def samples(self, row: str, column: str, field: str = "mean") -> Samples | None:
-        """Return values by seed, or None if nothing was run.
-
-        The field "drop" is the loss against the balanced column or group, "untrained" the number before training.
-        """
+        """Return values by seed: "mean", "untrained", or "drop", the loss against the balanced column or group."""
         label = self._label(row)
         if field != "drop":
             return self._samples.get((label, column, field))

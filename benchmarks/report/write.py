@@ -120,10 +120,7 @@ def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None
 
 
 def make_report(runs: Path | Sequence[Path], gathered: Gathered | None = None) -> Report:
-    """Return the report of one or several folders of runs and results files: suites, other runs and problems.
-
-    `gathered` is what `gather` found there, if it was read before.
-    """
+    """Return the report of folders of runs and results files. `gathered` is what `gather` found there before."""
     places = [runs] if isinstance(runs, Path) else list(runs)
     gathered = gathered or gather(places)
     files, problems = gathered.files, [*gathered.problems]

@@ -364,10 +364,7 @@ def print_summary(sized: Sized, summary: SuiteSummary, runs: Path) -> None:
 
 @contextmanager
 def reporter(total: int) -> Iterator[Callable[[int, float, str], None]]:
-    """Show a line per ended run, and below them a bar on a terminal.
-
-    Yields a function of the number of ended runs, the seconds left, and the words of a line.
-    """
+    """Yield a function of the ended runs, the seconds left and a line, which it prints above a bar on a terminal."""
     progress = Progress()
     progress.start("runs", total, 0)
 

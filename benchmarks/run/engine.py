@@ -85,10 +85,7 @@ class Engine(ABC):
         """End what still runs."""
 
     def run(self, tasks: Sequence[EngineTask], runs: Path) -> Iterator[TaskResult]:
-        """Yield the result of every task once, in the order in which they end.
-
-        A task whose process was killed is attempted once more. A task that another runner holds is tried again later.
-        """
+        """Yield the result of every task once, in the order in which they end. Killed tasks are attempted once more."""
         self.stopped.clear()
         self.prepare(tasks, runs)
         with ThreadPoolExecutor(self.slots) as pool:
