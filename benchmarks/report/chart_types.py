@@ -45,7 +45,7 @@ def line_chart(
     is_log: bool | None = None,
     is_log_y: bool | None = None,
 ) -> Chart | None:
-    """Return lines with bands, or None without a finite value. By default the numbers decide which axes are logarithmic."""
+    """Return lines with bands, or None without a finite value. By default the numbers decide on logarithmic axes."""
     rows = [row for line in lines for row in _points(line)]
     known = [row["y"] for row in rows if row["x"] is not None and row["y"] is not None]
     if not known:
