@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from math import isfinite, log
 from typing import Any
@@ -129,7 +129,7 @@ def histogram(
     return Chart(title, x_label, y_label, rows, shown, draw, columns, is_narrow=True)
 
 
-@cache  # a suite has many of them on the same axes
+@lru_cache(maxsize=64)  # a suite has many of them on the same axes
 def _densities(
     alt: Any, series: tuple[str, ...], labels: tuple[str, str], reach: tuple[tuple[float, float], tuple[float, float]]
 ) -> dict[str, Any]:

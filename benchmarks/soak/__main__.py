@@ -138,8 +138,7 @@ def _signal(soak: Soak, which: signal.Signals, is_for_worker: bool) -> str:
     victim = soak.rng.choice(workers) if is_for_worker and workers else process.pid
     with suppress(ProcessLookupError):
         os.kill(victim, which)
-    [code] = soak.wait(process)
-    return f"exit code {code}"
+    return f"exit code {soak.wait(process)[0]}"
 
 
 def full_disk(soak: Soak) -> str:
@@ -149,8 +148,7 @@ def full_disk(soak: Soak) -> str:
         ballast.write_bytes(bytes(psutil.disk_usage(str(soak.disk)).free))
     soak.pause(process, 2, 8)
     ballast.unlink(missing_ok=True)
-    [code] = soak.wait(process)
-    return f"exit code {code}"
+    return f"exit code {soak.wait(process)[0]}"
 
 
 def little_memory(soak: Soak) -> str:
@@ -158,8 +156,8 @@ def little_memory(soak: Soak) -> str:
     import resource  # Windows has none
 
     size = (3000 + soak.rng.randrange(150, 1100)) * 1024**2
-    [code] = soak.wait(soak.bench(before=lambda: resource.setrlimit(resource.RLIMIT_AS, (size, size))))
-    return f"{size >> 20} MB, exit code {code}"
+    process = soak.bench(before=lambda: resource.setrlimit(resource.RLIMIT_AS, (size, size)))
+    return f"{size >> 20} MB, exit code {soak.wait(process)[0]}"
 
 
 def jumping_clock(soak: Soak) -> str:
