@@ -71,8 +71,9 @@ def models_of(results: SuiteResults, group: Group) -> dict[str, str]:
 
 def training_pictures(results: SuiteResults, runs: RunFiles) -> dict[str, list[Picture]]:
     """Return the pictures of a suite's runs by kind, in the order of the report."""
-    curves, losses, entropy, ranks, histograms = [], [], [], [], []
-    show = results.manifest.show
+    show, found = results.manifest.show, {"Embedded points": _scatter(results, runs)}
+    kinds = "Learning curves", "Training loss", "Distance histograms", "Conditional entropy", "Rank of the embeddings"
+    found |= {kind: [] for kind in kinds}
     measured_on = curves_on(record for record in results.records.values() if record.status == "done")
     for group in groups_of(results):
         lines = _read(results, group, runs)
@@ -80,21 +81,14 @@ def training_pictures(results: SuiteResults, runs: RunFiles) -> dict[str, list[P
         if "curves" in show:
             for column in group.columns:
                 own = lines_of(lines, logged_name(column.metric), column.factor)
-                curves += learning_curves(column.name, column.label, own, measured_on)
-            losses += _losses(results, group, models)
+                found["Learning curves"] += learning_curves(column.name, column.label, own, measured_on)
+            found["Training loss"] += _losses(results, group, models)
         if "paths" in show:
-            curves += paths(group, lines)
-        entropy += _entropy(results, group, models)
-        ranks += _ranks(results, group, models)
-        histograms += _histograms(results, group)
-    return {
-        "Embedded points": _scatter(results, runs),
-        "Learning curves": curves,
-        "Training loss": losses,
-        "Distance histograms": histograms,
-        "Conditional entropy": entropy,
-        "Rank of the embeddings": ranks,
-    }
+            found["Learning curves"] += paths(group, lines)
+        found["Distance histograms"] += _histograms(results, group)
+        found["Conditional entropy"] += _entropy(results, group, models)
+        found["Rank of the embeddings"] += _ranks(results, group, models)
+    return found
 
 
 def drawn_names(manifest: Manifest) -> set[str]:
