@@ -6,17 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dipole.benchmarks import results_file
 from dipole.benchmarks.manifest import Manifest
 from dipole.benchmarks.report.training_charts import SCATTER, drawn_names
-from dipole.benchmarks.results_file import (
-    SUFFIX,
-    StoredRun,
-    StoredSuite,
-    merged,
-    read_results_file,
-    some_files,
-    write_results_file,
-)
+from dipole.benchmarks.results_file import SUFFIX, StoredRun, StoredSuite, read_results_file, some_files
 from dipole.benchmarks.suite_results import Gathered, gather
 from dipole.core.record import AddedResult, read_additions
 from dipole.core.utils.errors import ConfigError, RecordError
@@ -63,13 +56,13 @@ def add(places: Sequence[Path], to: Path, replaces: bool = False) -> list[Added]
         if not is_file(path) and not suite.runs and not unread:
             continue
         there = read_results_file(path) if is_file(path) else StoredSuite(manifest, {})
-        both, conflicts, left = merged(there, suite, replaces)
+        both, conflicts, left = results_file.merged(there, suite, replaces)
         changes.append((path, both, len(both.runs.keys() - there.runs.keys()), conflicts, [*unread, *left]))
     if not changes:
         where = ", ".join(map(str, places))
         raise ConfigError(f"no suite has finished runs in {where}. Run one with `dipole bench SUITE --runs DIR`.")
     for path, suite, *_ in changes:
-        write_results_file(path, suite)
+        results_file.write_results_file(path, suite)
     return [_added(path, suite, new, conflicts, left) for path, suite, new, conflicts, left in changes]
 
 

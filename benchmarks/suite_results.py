@@ -13,20 +13,13 @@ from math import isfinite, nan
 from pathlib import Path
 from statistics import fmean, median
 
+from dipole.benchmarks import results_file
 from dipole.benchmarks.claims import published
 from dipole.benchmarks.claims.judge import JudgedClaim, judge_claims
 from dipole.benchmarks.claims.protocol import protocol_differences
 from dipole.benchmarks.claims.verdicts import PrintedComparison, as_family, compare_printed
 from dipole.benchmarks.manifest import ColumnEntry, Manifest, Problem, Records, RowEntry, read_manifests, read_records
-from dipole.benchmarks.results_file import (
-    RunFiles,
-    StoredRun,
-    differing,
-    merged_manifests,
-    read_results_file,
-    results_files,
-    strangers,
-)
+from dipole.benchmarks.results_file import RunFiles, StoredRun
 from dipole.benchmarks.statistics import LEVEL, PairedTest, Summary, difference, holm, summarize
 from dipole.benchmarks.statistics.power import detectable_by
 from dipole.benchmarks.suite import marked
@@ -60,7 +53,7 @@ class Gathered(Records):
 
     def read_file(self, path: Path) -> None:
         try:
-            suite = read_results_file(path)
+            suite = results_file.read_results_file(path)
         except RecordError as error:
             self.problems.append(Problem(path, str(error)))
             return
@@ -70,7 +63,7 @@ class Gathered(Records):
 
     def _add_suite(self, path: Path, manifest: Manifest) -> None:
         known = next((each for each in self.manifests if each.name == manifest.name), manifest)
-        both, conflicts = merged_manifests(known, manifest)
+        both, conflicts = results_file.merged_manifests(known, manifest)
         self.problems.extend(Problem(path, said, manifest.name) for said in conflicts)
         self.manifests[:] = [each for each in self.manifests if each is not known] + [both]
 
@@ -84,7 +77,7 @@ class Gathered(Records):
                 self.files.folders[name] = path
             else:
                 stored[name] = run
-        elif record.status == "done" and (odd := differing(old, record)):
+        elif record.status == "done" and (odd := results_file.differing(old, record)):
             said = f"run {name}: other results than the same run elsewhere, which are used: {odd}"
             self.problems.append(Problem(path, said, name))
         if run is not None and (one := stored.get(name)):
@@ -111,12 +104,12 @@ def gather(places: Iterable[Path]) -> Gathered:
                 f"no runs folder {place}, and no results file. Give what `dipole train`, `dipole bench` or "
                 "`dipole results` wrote."
             )
-        for path in results_files(place):
+        for path in results_file.results_files(place):
             found.read_file(path)
     found.manifests[:] = map(marked, sorted(found.manifests, key=lambda each: each.name))
     done = found.done
     for manifest in found.manifests:
-        for name, why in strangers(done[job.hash] for job in manifest.jobs if job.hash in done).items():
+        for name, why in results_file.strangers(done[job.hash] for job in manifest.jobs if job.hash in done).items():
             found.problems.append(Problem(places[0], f"{manifest.name}: run {name} {why}", "data"))
     return found
 

@@ -17,24 +17,13 @@ from dipole.benchmarks.run.bench import EngineName, make_engine, make_runs_folde
 from dipole.benchmarks.run.engine import Engine, EngineTask, LocalEngine, TaskResult, visible_gpus
 from dipole.benchmarks.run.worker import ask_to_stop
 from dipole.benchmarks.suite import Job
-from dipole.benchmarks.sweep.study import (
-    SWEEPS,
-    Dimension,
-    SearchSummary,
-    Study,
-    TrialLine,
-    Value,
-    corners,
-    path_of,
-    read_space,
-    settings,
-)
+from dipole.benchmarks.sweep.study import SWEEPS, Study, Value, corners, path_of, read_space, settings
 from dipole.core.cli.output import write
 from dipole.core.record import read_record
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load_recipe
 from dipole.core.utils.errors import ConfigError, nearest
-from dipole.core.utils.files import atomic_write, disk_refusing
+from dipole.core.utils.files import disk_refusing
 from dipole.core.utils.machine import processors
 from dipole.core.utils.text import counted
 
@@ -127,7 +116,7 @@ class _Search:
         name: str | None,
         runs: Path,
     ) -> None:
-        self.space: tuple[Dimension, ...] = read_space(space)
+        self.space = read_space(space)
         if not self.space:
             raise ConfigError("a search needs --space, such as --space 'train.learning_rate=log(1e-4, 1e-2)'.")
         base = load_recipe(recipe, [*overrides, CHOOSING]).config
@@ -213,20 +202,7 @@ class _Search:
 
     def write(self, study: Study, winner: list[str]) -> None:
         with self._lock:
-            lines = [
-                TrialLine(
-                    number=trial.number, state=trial.state.name.lower(), values=trial.params, value=trial.value,
-                    run=trial.user_attrs.get("run", ""),
-                )
-                for trial in study.spent()
-            ]  # fmt: skip
-            best = study.best
-            summary = SearchSummary(
-                name=self.name, recipe=self._recipe, metric=self._metric, maximize=self._maximize,
-                space=[str(each) for each in self.space], trials=lines, importance=study.importance(),
-                best=best and best.number, winner=winner,
-            )  # fmt: skip
-            atomic_write(path_of(self._runs, self.name), summary.model_dump_json(indent=1))
+            study.write(self._recipe, self._metric, self._maximize, winner)
 
 
 def _metrics(path: Path) -> Iterable[dict[str, Any]]:

@@ -26,6 +26,7 @@ from dipole.core.objectives.spec import Term, format_terms, numbered, parse
 from dipole.core.record import Number, Part
 from dipole.core.utils.errors import ConfigError, SpecError, nearest
 from dipole.core.utils.extras import needing
+from dipole.core.utils.files import atomic_write
 from dipole.core.utils.process import is_locked
 
 Value = float | int | bool | str
@@ -304,6 +305,21 @@ class Study:
             return self._study.best_trial
         except ValueError:
             return None
+
+    def write(self, recipe: str, metric: str, maximize: bool, winner: list[str]) -> None:
+        """Write the `SearchSummary`."""
+        lines = [
+            TrialLine(
+                number=trial.number, state=trial.state.name.lower(), values=trial.params, value=trial.value,
+                run=trial.user_attrs.get("run", ""),
+            )
+            for trial in self.spent()
+        ]  # fmt: skip
+        summary = SearchSummary(
+            name=self.folder.name, recipe=recipe, metric=metric, maximize=maximize, space=list(map(str, self.space)),
+            trials=lines, importance=self.importance(), best=self.best and self.best.number, winner=winner,
+        )  # fmt: skip
+        atomic_write(path_of(self.folder.parents[1], self.folder.name), summary.model_dump_json(indent=1))
 
     def importance(self) -> dict[str, float]:
         """Return the importance of each key (Optuna's PED-ANOVA), which sum to 1. Empty with too few trials."""
