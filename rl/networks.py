@@ -122,7 +122,8 @@ def map_side(pixels: int, layers: int) -> int:
     """Return the height or width of the last feature maps. Raise ValueError for images that are too small."""
     side = (pixels - 3) // 2 + 1 - 2 * (layers - 1)
     if side < 1:
-        raise ValueError(f"images of {pixels} pixels are too small for {layers} convolutions of 3x3.")
+        least = 4 * layers - 1
+        raise ValueError(f"{pixels} pixels (after a crop) are too small for {layers} convolutions: they need {least}.")
     return side
 
 

@@ -1,28 +1,19 @@
 """Preparation of downloaded archives of image sets, for `dipole data get`."""
 
+from functools import partial
 from pathlib import Path
 
 from dipole.core.utils.download import unpack
 from dipole.core.utils.errors import DataError
 
 
-def cifar10(downloads: Path, folder: Path) -> None:
-    """Unpack CIFAR-10 in the version for Python."""
-    _unpack(downloads / "cifar-10-python.tar.gz", folder, "cifar-10-batches-py/batches.meta")
-
-
-def cifar100(downloads: Path, folder: Path) -> None:
-    """Unpack CIFAR-100 in the version for Python."""
-    _unpack(downloads / "cifar-100-python.tar.gz", folder, "cifar-100-python/meta")
-
-
-def stl10(downloads: Path, folder: Path) -> None:
-    """Unpack STL-10's binary version."""
-    _unpack(downloads / "stl10_binary.tar.gz", folder, "stl10_binary/train_X.bin")
-
-
-def _unpack(archive: Path, folder: Path, wanted: str) -> None:
+def _unpack(archive: str, wanted: str, downloads: Path, folder: Path) -> None:
     """Unpack an archive that has a file of this name."""
-    unpack(archive, folder)
+    unpack(downloads / archive, folder)
     if not (folder / wanted).is_file():
-        raise DataError(f"{archive} holds no {wanted}: it is another version of the data.")
+        raise DataError(f"{downloads / archive} holds no {wanted}: it is another version of the data.")
+
+
+cifar10 = partial(_unpack, "cifar-10-python.tar.gz", "cifar-10-batches-py/batches.meta")
+cifar100 = partial(_unpack, "cifar-100-python.tar.gz", "cifar-100-python/meta")
+stl10 = partial(_unpack, "stl10_binary.tar.gz", "stl10_binary/train_X.bin")

@@ -214,7 +214,7 @@ def test_a_gradient_that_is_not_finite_names_the_term_and_emulated_bf16_warns(ti
     ({"batch_size": 8.5}, "batch_size: should be a valid integer"),
     ({"batch_size": len}, "batch_size: should be a valid integer"),
     ({"joint_backward": 1}, "joint_backward: should be a valid boolean"),
-    ({"layers": 12}, "too small for 12 convolutions"),
+    ({"layers": 12}, "too small for 12 convolutions: they need 47"),
     ({"batch_size": None}, "batch_size: should be a valid integer, got null"),
     ({"seed": -1}, "seed must be an integer from 0 to 2**32 - 1, or None, got -1"),
     ({"ent_coef": -1}, "ent_coef: must be 'auto' or a number >= 0, got -1"),

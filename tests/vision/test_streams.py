@@ -295,8 +295,9 @@ def test_downloaded_archives_of_cifar_and_stl10(tmp_path):
               for n, rows in tables.items()}  # fmt: skip
     tables["meta"] = {b"fine_label_names": [b"f%d" % i for i in range(100)], b"coarse_label_names": [b"x"]}
     members = {f"cifar-100-python/{name}": pickled(table) for name, table in tables.items()}
-    folder = unpacked(prepare.cifar100, tmp_path, "cifar-100-python.tar.gz", members)
-    assert opened(folder / "cifar-100-python").counts() == {"f99": 1, "f0": 1, "f5": 2, "f7": 1}
+    folder = unpacked(prepare.cifar100, tmp_path / "100", "cifar-100-python.tar.gz", members)
+    assert opened(folder).counts() == opened(folder / "cifar-100-python").counts()
+    assert opened(folder).counts() == {"f99": 1, "f0": 1, "f5": 2, "f7": 1}
     pixels = np.random.default_rng(0).integers(0, 256, (2, 3, 96, 96), dtype=np.uint8).tobytes()
     members = {f"stl10_binary/{split}_X.bin": pixels for split in ("train", "test", "unlabeled")}
     members |= {f"stl10_binary/{split}_y.bin": bytes([1, 10]) for split in ("train", "test")}

@@ -15,10 +15,13 @@ HUNDRED = {"train": "train", "test": "test", "meta": "meta"}
 
 
 def files_in(folder: Path) -> dict[str, list[Path]]:
-    """Return the files of each part, or {} if the folder is not CIFAR's."""
-    names = TEN if (folder / TEN["meta"]).is_file() else HUNDRED
-    files = {part: sorted(filter(Path.is_file, folder.glob(name))) for part, name in names.items()}
-    return files if all(files.values()) else {}
+    """Return the files of each part, or {} if the folder and those that torchvision makes in it are not CIFAR's."""
+    for place in (folder, folder / "cifar-10-batches-py", folder / "cifar-100-python"):
+        names = TEN if (place / TEN["meta"]).is_file() else HUNDRED
+        files = {part: sorted(filter(Path.is_file, place.glob(name))) for part, name in names.items()}
+        if all(files.values()):
+            return files
+    return {}
 
 
 @register_source("a folder of CIFAR's own files", matches=lambda _, path: bool(files_in(path)))
