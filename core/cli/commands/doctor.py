@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 from pkgutil import resolve_name
 from statistics import median
-from typing import Any
+from types import ModuleType
 
 from packaging.requirements import Requirement
 
@@ -102,14 +102,12 @@ def _torch() -> Iterator[Finding]:
     if threads > available:
         state, fix = "missing", f"There are more threads than processors. Set OMP_NUM_THREADS={available}"
     yield Finding("threads", state, f"{threads} for {counted(available, 'processor')}", fix)
-    yield _gpu()
-    yield _bfloat16()
-    yield _engine()
+    yield _gpu(torch)
+    yield _bfloat16(torch)
+    yield _engine(torch)
 
 
-def _gpu() -> Finding:
-    import torch
-
+def _gpu(torch: ModuleType) -> Finding:
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
         return Finding("gpu", "ok", ", ".join(names))
@@ -117,16 +115,13 @@ def _gpu() -> Finding:
         return Finding("gpu", "ok", "Apple GPU (mps)")
     if shutil.which("nvidia-smi") is None:
         return Finding("gpu", "ok", "none. Everything runs on the CPU")
+    fix = f"This torch needs CUDA {torch.version.cuda}: update the driver, or install a torch for this driver."
     if torch.version.cuda is None:
         fix = "This torch is a CPU build. Install one for CUDA, see https://pytorch.org/get-started"
-    else:
-        fix = f"This torch needs CUDA {torch.version.cuda}: update the driver, or install a torch for this driver."
     return Finding("gpu", "missing", "nvidia-smi exists, but torch sees no GPU", fix)
 
 
-def _bfloat16() -> Finding:
-    import torch
-
+def _bfloat16(torch: ModuleType) -> Finding:
     name = "bf16"
     if torch.cuda.is_available():
         if torch.cuda.get_device_capability() >= (8, 0):
@@ -140,12 +135,14 @@ def _bfloat16() -> Finding:
     return Finding(name, "missing", "this processor emulates it, slowly", 'Keep train.precision = "32".')
 
 
-def _engine() -> Finding:
+def _engine(torch: ModuleType) -> Finding:
     """Report the engine of the objectives, its self-check and the time of a forward and backward pass."""
-    import torch
-
     from dipole.core.objectives import engine
+    from dipole.core.objectives.pairs import Pairs
+    from dipole.core.objectives.similarity import Factors
+    from dipole.core.objectives.statistics import LogSumExp
 
+    wanted, seconds = LogSumExp(2.0), []
     try:
         device = engine.usual_device()
         against = engine.reason_against(device)
@@ -154,11 +151,17 @@ def _engine() -> Finding:
         if interpreted:
             rows = 64
         noted, served = len(engine.failures()), engine.served()
-        passes = [_pass(rows, device) for _ in range(2 if interpreted else 4)]
+        for _ in range(2 if interpreted else 4):
+            x = torch.nn.functional.normalize(torch.randn(rows, WIDTH, device=device), dim=1).requires_grad_()
+            start = time.perf_counter()
+            engine.statistics_of(Factors(x, x, 1.0), Pairs.of_points(x), [wanted])[wanted].sum().backward()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            seconds.append(time.perf_counter() - start)
     except DipoleError as error:
         what, _, fix = str(error).partition(": ")
         return Finding("engine", "missing", what, fix or what)
-    took = f"{rows} rows x {WIDTH} take {median(passes[1:]) * 1e3:.3g} ms"
+    took = f"{rows} rows x {WIDTH} take {median(seconds[1:]) * 1e3:.3g} ms"
     if not against and engine.served() > served:
         how = "interpreted on the processor" if interpreted else f"on {torch.cuda.get_device_name(device)}"
         return Finding("engine", "ok", f"triton {version('triton')}, {how}, {took}, self-check ok")
@@ -168,24 +171,6 @@ def _engine() -> Finding:
         fix = f"Report it. Tiles are used instead. {engine.VARIABLE}=eager silences the warning."
         return Finding("engine", "missing", f"{detail}, self-check of kernels: {failures}", fix)
     return Finding("engine", "ok", f"{detail}, nothing to check")
-
-
-def _pass(rows: int, device: Any) -> float:
-    """Return the seconds of the row statistics of random unit vectors, forward and backward."""
-    import torch
-
-    from dipole.core.objectives import engine
-    from dipole.core.objectives.pairs import Pairs
-    from dipole.core.objectives.similarity import Factors
-    from dipole.core.objectives.statistics import LogSumExp
-
-    x = torch.nn.functional.normalize(torch.randn(rows, WIDTH, device=device), dim=1).requires_grad_()
-    pairs, wanted = Pairs.of_points(x), LogSumExp(2.0)
-    start = time.perf_counter()
-    engine.statistics_of(Factors(x, x, 1.0), pairs, [wanted])[wanted].sum().backward()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - start
 
 
 def _packages() -> Iterator[Finding]:

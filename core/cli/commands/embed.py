@@ -72,15 +72,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _open(name: str, runs: Path, device: str | None, features: str | None) -> "Embedder":
     """Load the model of a run, or of a folder that an export wrote (a folder without config.toml)."""
+    from dipole.core.train.launch import pick_device
+    from dipole.core.train.model import load_run
+
     folder = Path(name)
     if not folder.is_dir() or (folder / "config.toml").is_file():
-        found = find_run(name, runs)
-        from dipole.core.train.model import load_run
-
-        _, adapter, objective = load_run(found, device)
+        _, adapter, objective = load_run(find_run(name, runs), device)
         return adapter.embedder(features, objective)
-
-    from dipole.core.train.launch import pick_device
 
     place = pick_device(device or "auto")
     for domain in domains().values():

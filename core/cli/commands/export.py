@@ -43,14 +43,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.private and arguments.push is None:
         raise ConfigError("--private needs --push REPO.")
     from dipole.core.train.exports import check_push, push, set_licence
+    from dipole.core.train.model import load_run
 
     if arguments.push is not None:
         check_push(arguments.push)
     if out.exists() and (not out.is_dir() or not all(map(is_scratch, out.iterdir()))):
         raise ConfigError(f"{out} is not an empty folder. Choose another --out.")
-
-    from dipole.core.train.model import load_run
-
     with json_answer(arguments.json) as answer:
         record, adapter, objective = load_run(folder, "cpu")
         with disk_refusing(f"cannot export to {out}", option="--out"), _filled(out) as temporary:
