@@ -75,25 +75,20 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.list:
         return _list(arguments.json)
     from dipole.core.evaluation.theory.pictures import check_name, draw_figure_1, draw_report
+    from dipole.core.train.theory import theory_of_run
 
     if arguments.figure1 is not None:
         draw_figure_1(arguments.figure1)
-        if arguments.run is None and arguments.json:
-            print(json.dumps({"figure1": str(arguments.figure1)}))
-            return 0
-        with stdout_to_stderr(arguments.json):
-            write(arguments.figure1)
-        if arguments.run is None:
-            return 0
+        write(arguments.figure1, sys.stderr if arguments.json else sys.stdout)
     if arguments.run is None:
-        raise ConfigError("give a RUN (its folder, or the first digits of its hash), --list, or --figure1 FILE.")
-
+        if arguments.figure1 is None:
+            raise ConfigError("give a RUN (its folder, or the first digits of its hash), --list, or --figure1 FILE.")
+        if arguments.json:
+            print(json.dumps({"figure1": str(arguments.figure1)}))
+        return 0
     if arguments.picture is not None:
         check_name(arguments.picture)
     folder = find_run(arguments.run, arguments.runs)
-
-    from dipole.core.train.theory import theory_of_run
-
     losses = tuple(loss for loss in LOSSES if arguments.loss in (loss, "both"))
     given = {name: getattr(arguments, name) for names in GROUPS.values() for name in names}
     choices = Choices(losses, confidence=1 - arguments.delta, **given)
