@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -93,11 +93,9 @@ def lazy(package: str, file: str, extra: str) -> tuple[dict[str, str], Callable[
 
 def _origin(package: str) -> dict[str, Any]:
     """Return the contents of direct_url.json, which are empty if the distribution came from an index (PEP 610)."""
-    try:
-        origin: dict[str, Any] = json.loads(distribution(package).read_text("direct_url.json") or "{}")
-    except PackageNotFoundError:
-        return {}
-    return origin
+    with suppress(PackageNotFoundError):
+        return dict(json.loads(distribution(package).read_text("direct_url.json") or "{}"))
+    return {}
 
 
 def check_drawing(extra: str = "vision") -> None:

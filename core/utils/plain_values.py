@@ -41,10 +41,8 @@ def encode(value: Any, keep: Keep, place: str) -> Any:
         return {"bytes": value.hex()}
     if type(value) is list:
         return [encode(each, keep, f"{place}[{index}]") for index, each in enumerate(value)]
-    for kind, made in _SEQUENCES.items():
-        if type(value) is made:
-            parts: Any = value
-            return {kind: encode(list(parts), keep, place)}
+    if type(value) in _SEQUENCES.values():
+        return {type(value).__name__: encode(list(value), keep, place)}
     if isinstance(value, deque):
         return {"deque": encode(list(value), keep, place), "maxlen": value.maxlen}
     if isinstance(value, dict):

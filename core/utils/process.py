@@ -28,11 +28,9 @@ def describe_self() -> str:
 
 def read_owner(text: str) -> dict[str, Any]:
     """Return what `describe_self` wrote, {} if it cannot be read."""
-    try:
-        found = parse_json(text)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+    with suppress(ValueError, TypeError):
+        return dict(parse_json(text))
+    return {}
 
 
 def is_gone(text: str) -> bool:
