@@ -52,9 +52,13 @@ def text_table(rows: Sequence[Sequence[str]], words: Collection[int] = (0,), wid
     tables = []
     for block in blocks:
         room = {i: natural[i] for i in block}
-        while sum(room.values()) + 2 * len(block) - 2 > width and any(room[i] > least[i] for i in block):
-            room[max((i for i in block if room[i] > least[i]), key=room.__getitem__)] -= 1
-        tables.append("\n".join(_lines([columns[i] for i in block], list(room.values()), [i in words for i in block])))
+        while sum(room.values()) + 2 * len(block) - 2 > width:
+            wide = [i for i in block if room[i] > least[i]]
+            if not wide:
+                break
+            room[max(wide, key=room.__getitem__)] -= 1
+        lines = _lines([columns[i] for i in block], list(room.values()), [i in words for i in block])
+        tables.append("\n".join(lines))
     return "\n\n".join(tables)
 
 
