@@ -97,7 +97,7 @@ def similarity_error(
     labels: Array,
     delta_pos: Distance = 0.1,
     delta_neg: Distance = 0.5,
-    mu: Annotated[float | None, Range(above=0), "slack; half the margin when none"] = None,
+    mu: Annotated[float | None, Range(above=0), "slack (none: half the margin)"] = None,
     weight: Annotated[float, Range(above=0), "lambda of the regularizer"] = 0.1,
 ) -> tuple[float, float]:
     """Return by how much distances contradict the classes, and the theorem's bound of it.

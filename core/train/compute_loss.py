@@ -155,7 +155,7 @@ def compute_loss(
         OptionError: arguments out of their range, or that exclude each other.
         ConfigError: `objective` is of another kind, or has parameters and there is no model or width, or the model has
             a part `objective` already.
-        PairsError: the objective has parameters of another width than `dim`; from a call, outputs without embeddings,
+        PairsError: the objective has parameters of another width than `dim`. From a call: outputs without embeddings,
             or that cannot be paired.
 
     Example:

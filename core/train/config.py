@@ -110,7 +110,7 @@ class TrainConfig(Settings):
     batch_size: int = Field(256, ge=2, description="instances per step over all ranks")
     optimizer: Literal["adam", "adamw", "sgd", "lars"] = Field("adam", description="what takes the steps")
     learning_rate: float = Field(1e-3, gt=0, description="peak learning rate")
-    weight_decay: float = Field(0.0, ge=0, description="of the optimizer; learned temperatures have none")
+    weight_decay: float = Field(0.0, ge=0, description="of the optimizer, not of learned temperatures")
     betas: tuple[float, float] | None = Field(None, description="adam and adamw only (default (0.9, 0.999))")
     momentum: float | None = Field(None, ge=0, lt=1, description="sgd and lars only (default 0.9)")
     schedule: RateSchedule | dict[str, Any] = Field(
@@ -121,11 +121,13 @@ class TrainConfig(Settings):
     milestones: tuple[float, ...] | None = Field(None, description="step schedule only: when decay multiplies the rate")
     decay: float | None = Field(None, gt=0, le=1, description="step schedule only (default 0.1)")
     warmup: float = Field(0.0, ge=0, description="linear warm-up from 0")
-    clip: float | None = Field(None, gt=0, description="largest gradient norm (over all parameters); none by default")
+    clip: float | None = Field(None, gt=0, description="largest gradient norm over all parameters (default none)")
     precision: Literal["32", "bf16-mixed", "16-mixed"] = Field(
-        "32", description="of the encoder; 16-mixed is float16 with loss scaling, for GPUs without bf16"
+        "32", description="of the encoder (16-mixed: float16 with loss scaling, for GPUs without bf16)"
     )
-    microbatch: int | None = Field(None, ge=1, description="rows per encoder call on each rank; the loss sees all rows")
+    microbatch: int | None = Field(
+        None, ge=1, description="rows per encoder call on each rank (the loss sees all rows)"
+    )
     activation_checkpointing: bool = Field(False, description="save memory: compute activations again in backward")
     compile: bool | CompileMode = Field(False, description="compile the encoders: true, or a mode of torch.compile")
     sync_batch_norm: bool = Field(False, description="batch norm takes its statistics from the rows of all ranks")
@@ -272,8 +274,8 @@ class TrainConfig(Settings):
 class RunConfig(Settings):
     """A complete recipe. The domain's table is a field with the domain's name. `settings` returns it."""
 
-    name: str = Field("run", description="label in tables; not part of the hash")
-    description: str = Field("", description="one sentence; not part of the hash")
+    name: str = Field("run", description="label in tables (not part of the hash)")
+    description: str = Field("", description="one sentence (not part of the hash)")
     domain: str = Field(description="what is trained, and the name of its table")
     objective: str = Field("infonce", description="text such as 'infonce(temperature=0.5) + 0.1*dp'")
     seed: int = Field(0, ge=0, description="that everything random is drawn from")

@@ -49,7 +49,7 @@ def fine_tune(model: nn.Module, how: Literal["none", "backbone"] | int, lora: Lo
     if lora is not None and not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(
             f"{table}.freeze: {how!r} leaves the adapters of {table}.lora nothing to learn. Leave freeze out, as lora "
-            "fixes the model's own weights by itself; or freeze fewer layers."
+            "fixes the model's own weights by itself, or freeze fewer layers."
         )
 
 

@@ -251,7 +251,7 @@ class LARS(Optimizer):
         w <- w - v
 
     Vectors and scalars (biases, batch-norm scales) get neither weight decay nor the ratio, as in SimCLR's code. The
-    paper writes the ratio's denominator as ||grad|| + weight_decay ||w||; here it is the norm of the decayed gradient.
+    paper writes the ratio's denominator as ||grad|| + weight_decay ||w||. Here it is the norm of the decayed gradient.
 
         >>> model = torch.nn.Linear(4, 2)
         >>> optimizer = LARS(model.parameters(), lr=0.3 * 1024 / 256, weight_decay=1e-6)

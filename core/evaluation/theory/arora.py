@@ -151,7 +151,7 @@ class Supervised:
     """L_sup(f) over tasks of k + 1 classes."""
 
     loss: float  # the mean over all tasks
-    error: float  # standard error from the choice of tasks; 0 where all were fitted
+    error: float  # standard error from the choice of tasks; 0 if all were fitted
     tasks: int  # number of tasks that were fitted
     of: int  # number of tasks there are
 

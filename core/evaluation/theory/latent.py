@@ -43,7 +43,7 @@ def check_scale(features: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Latent:
-    """f of the points of each latent class; D_c is uniform over the points of class c, rho is `prior`."""
+    """f of the points of each latent class. D_c is uniform over the points of class c, and rho is `prior`."""
 
     features: Tensor  # (n, d) float64, sorted by class
     counts: Tensor  # (C,) points of each class

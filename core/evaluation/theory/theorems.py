@@ -75,7 +75,7 @@ class Choices:
     delta_pos: Annotated[float | None, Share, "lower end of the margin (default: the run's, or 0.1)"] = None
     delta_neg: Annotated[float | None, Share, "upper end of the margin (default: the run's, or 0.5)"] = None
     constant: Annotated[float, Constant, "constant in the O of Gen_M"] = 1.0
-    rademacher: Annotated[float, Constant, "complexity of the class; 0 leaves it out"] = 0.0
+    rademacher: Annotated[float, Constant, "complexity of the class (0 leaves it out)"] = 0.0
     tuples: Annotated[int | None, Count, "M of Gen_M (default: the number of points)"] = None
     gamma_constant: Annotated[float | None, Constant, "c' of Lemma 5.1 (default: the one derived in the docs)"] = None
     smoothness: Annotated[float, Constant, "S of CLLR Theorem 2"] = 1.0
@@ -95,8 +95,8 @@ class RunFacts:
     delta_pos: float = 0.1  # of its `dp` term, or that term's default
     delta_neg: float = 0.5  # likewise
     reduction: str = "mean"  # likewise
-    dp_weight: float | None = None  # lambda of `dp`; None without one
-    cllr_weight: float | None = None  # lambda of `cllr`; None without one
-    alpha: float | None = None  # of `cllr`; None without one
+    dp_weight: float | None = None  # lambda of `dp`, if there is one
+    cllr_weight: float | None = None  # lambda of `cllr`, if there is one
+    alpha: float | None = None  # of `cllr`, if there is one
     negatives: float | None = None  # n, negatives per anchor of the first batch
     nce: float | None = None  # the last logged loss of its `infonce` term, in nats
