@@ -125,9 +125,7 @@ class TrainConfig(Settings):
     precision: Literal["32", "bf16-mixed", "16-mixed"] = Field(
         "32", description="of the encoder (16-mixed: float16 with loss scaling, for GPUs without bf16)"
     )
-    microbatch: int | None = Field(
-        None, ge=1, description="rows per encoder call on each rank (the loss sees all rows)"
-    )
+    microbatch: int | None = Field(None, ge=1, description="rows per encoder call on each rank (the loss sees all)")
     activation_checkpointing: bool = Field(False, description="save memory: compute activations again in backward")
     compile: bool | CompileMode = Field(False, description="compile the encoders: true, or a mode of torch.compile")
     sync_batch_norm: bool = Field(False, description="batch norm takes its statistics from the rows of all ranks")
