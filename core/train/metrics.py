@@ -143,7 +143,9 @@ def _short(value: Any) -> Any:
 def check_trackers(names: str | Iterable[str]) -> tuple[str, ...]:
     """Return the names once each. Raise ConfigError if one is unknown, or its package is not installed."""
     if isinstance(names, str):
-        names = names.split(",")
+        names = [name.strip() for name in names.split(",")]
+    if not isinstance(names, Iterable):
+        raise ConfigError(f"log must be names of trackers, of {', '.join(NAMES)}, got {names!r}.")
     wanted = tuple(dict.fromkeys(names))
     for name in wanted:
         if name not in NAMES:
