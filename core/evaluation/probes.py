@@ -174,6 +174,8 @@ def linear_probe(
     given = [name for name, value in stepwise.items() if value is not None]
     if given and solver == "convex":
         raise OptionError(f"linear_probe: {given[0]} has no effect with solver 'convex'. Choose sgd or adam.")
+    if milestones is not None and not isinstance(milestones, Sequence):
+        raise OptionError(f"linear_probe: milestones must be epochs, such as (60, 80), got {milestones!r}.")
     data = arrays.split(train_x, train_y, test_x, test_y)
     if standardize or (standardize is None and solver == "convex"):
         data = arrays.standardized(data)

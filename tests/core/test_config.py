@@ -80,6 +80,12 @@ def test_override_values_are_toml_and_else_text(text, value):
     assert parse_override(f"a.b={text}") == (("a", "b"), value)
 
 
+@pytest.mark.parametrize("overrides", ["train.steps=5", {"train.steps": 5}, [("train.steps", 5)], 5])
+def test_overrides_are_a_list_of_texts(blobs, overrides):
+    with pytest.raises(ConfigError, match=r"train\.steps=5"):
+        load_recipe(blobs, overrides)
+
+
 def test_every_problem_is_in_one_message(blobs):
     wrong = {
         "train.learning_rte=0.1": "train.learning_rte: no such setting. Did you mean 'learning_rate'?",

@@ -145,6 +145,7 @@ def on_views(x, y, labels):
     (lambda x, y: probes.linear_probe(csr_matrix(x), y, x, y), r"train_x .* csr_matrix of object. Use x.toarray\(\)"),
     (lambda x, y: probes.linear_probe(x.numpy().astype(object), y, x, y), r"ndarray of object. Use x.astype\(float\)"),
     (lambda x, y: probes.kmeans(x, 301), "1 to 300 clusters"),
+    (lambda x, y: probes.linear_probe(x, y, x, y, solver="sgd", milestones=60), r"such as \(60, 80\), got 60"),
     (lambda x, y: probes.mean_classifier(x, y, x, y).average(1), "2 to 4"),
     (lambda x, y: probes.mean_classifier(x, y, x, y).average(5), "2 to 4"),
     (lambda x, y: class_tasks(x, y, x, y, classifiers=("trained_",)), "trained"),
