@@ -97,7 +97,7 @@ def _package(module_name: str) -> tuple[str, list[Path]]:
 
 def _hash_files(files: list[Path]) -> str:
     found = hashlib.sha256()
-    root = os.path.commonpath([path.parent for path in files] or ["/"])
+    root = os.path.commonpath([path.parent for path in files] or [Path()])
     for path in files:
         content = path.read_bytes()
         found.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode() + content)
