@@ -33,7 +33,7 @@ INTRODUCTION = """# The papers, row by row
 
 This page lists every table, figure and theorem of the four papers. Each row names our suite, the differences, the
 reasons and the command. The page is generated from the suites, from the settings that the papers state
-(`benchmarks/published/*.toml`) and from the list of theorems (`core/evaluation/theory/theorems.py`). Edit those
+(`benchmarks/published/*.toml`) and from the list of theorems (`core/evaluation/theory/theorems.toml`). Edit those
 files and run `make pages`.
 
 The column "what differs" compares scale `paper` with the paper. `dipole bench SUITE` runs scale `small`. Its
