@@ -222,7 +222,7 @@ def load_recipe(recipe: str | Path, overrides: Iterable[str] = ()) -> Resolved:
         >>> recipe.config.objective, recipe.config.train.epochs
         ('dcl', 5)
     """
-    if isinstance(overrides, str) or not isinstance(overrides, Iterable):
+    if isinstance(overrides, str | Mapping) or not isinstance(overrides, Iterable):
         raise ConfigError(f'overrides must be a list, such as ["train.steps=5"], got {shortened(repr(overrides))}.')
     return resolve(read_recipe(recipe), overrides)
 
