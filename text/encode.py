@@ -81,9 +81,8 @@ class SentenceEncoder:
         if how not in get_args(Normalize):
             raise OptionError(f"normalize must be 'halves', 'unit' or 'none', got {how!r}")
         texts: list[Any] = list(sentences) if isinstance(sentences, Iterable) else [sentences]
-        for text in texts:
-            if not isinstance(text, str):
-                raise DataError(f"sentences must be strings, got {type(text).__name__}")
+        if wrong := [type(text).__name__ for text in texts if not isinstance(text, str)]:
+            raise DataError(f"sentences must be strings, got {wrong[0]}")
         place = {text: number for number, text in enumerate(dict.fromkeys(texts))}
         found = self.encode_ids(self.tokens.encode(list(place), self.max_length), batch_tokens, progress)
         if len(place) < len(texts):

@@ -62,10 +62,9 @@ def with_dropout(part: Transformer, rate: float) -> None:
         for name, value in vars(module).items():
             if "dropout" in name and isinstance(value, float):
                 setattr(module, name, rate)
+    names = ("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout", "dropout", "dropout_rate")
     config = part.model.config
-    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout", "dropout", "dropout_rate"):
-        if isinstance(getattr(config, name, None), float):
-            setattr(config, name, rate)
+    config.update({name: rate for name in names if isinstance(getattr(config, name, None), float)})
 
 
 def limit_of(model: nn.Module) -> int | None:

@@ -282,7 +282,7 @@ def expand(
     The map is linear with intercept, fitted by least squares on shared words, whose rows `index` has. Words with an
     underscore (phrases of word2vec) are skipped. Return the added words and their embeddings (k, d).
     """
-    shared = [i for i, word in enumerate(vector_words) if word in index and index[word] != 0]
+    shared = [i for i, word in enumerate(vector_words) if index.get(word, 0)]
     if not shared:
         raise DataError("expansion of the vocabulary: no word of the vector file is in the trained vocabulary")
     design = np.concatenate([vectors[shared], np.ones((len(shared), 1), dtype=vectors.dtype)], 1).astype(np.float64)

@@ -113,8 +113,7 @@ def _classification(task: Task, splits: dict[str, Split], probe: Probe) -> Resul
     result |= {"ndev": len(splits.get("dev", parts[0])), "ntest": len(truth)}
     result.folds, result.chosen, result.unconverged = probe.folds, probe.chosen, probe.unconverged
     result.std = float(np.std(probe.folds))
-    counts = np.bincount(truth)
-    result.majority = round(100 * float(counts.max() / counts.sum()), 2)
+    result.majority = round(100 * float(np.bincount(truth).max() / len(truth)), 2)
     result.standard_error = float(np.sqrt(probe.test * (100 - probe.test) / len(truth)))
     return result
 
