@@ -103,14 +103,14 @@ class FrameworkEvaluation:
         def views(epoch: int, batches: Sequence[Tensor]) -> Iterator[Tensor]:
             for place, index in enumerate(batches):
                 generator = self.seed.torch("probe", "crops", epoch, place)
-                yield from random_views(train.images, index, recipes, generator, self.device, slice(None))
+                yield from random_views(train.images, index, recipes, generator, self.device)
 
+        @torch.no_grad()
         def features(epoch: int, batches: Sequence[Tensor]) -> Iterator[Tensor]:
             made = views(epoch, batches)
-            for view in prefetched(made) if isinstance(train.images, Encoded) else made:
-                with torch.no_grad():
-                    found = read(view).flatten(1)
-                yield found
+            if isinstance(train.images, Encoded):
+                made = prefetched(made)
+            yield from (read(view).flatten(1) for view in made)
 
         tested = self.extract(module, read, test.images, crops.centre).to(self.device)
         labels: Any = train.labels, test.labels

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, Self
@@ -123,10 +124,7 @@ class ProbeConfig(Settings):
     @property
     def descent(self) -> Descent:
         """The optimizer settings of the linear probe."""
-        return Descent(
-            self.solver, self.epochs, self.batch_size, self.learning_rate, self.weight_decay, self.schedule,
-            self.milestones, self.decay,
-        )  # fmt: skip
+        return Descent(**{each.name: getattr(self, each.name) for each in fields(Descent)})
 
 
 def check_probe_labels(config: ProbeConfig, train: ImageSet, test: ImageSet) -> None:
