@@ -8,7 +8,6 @@ import os
 import posixpath
 import re
 import tarfile
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import accumulate, product
@@ -89,7 +88,7 @@ def braces(pattern: str) -> list[str]:
     return ["".join(each) for each in product(*choices)]
 
 
-def _choices(inside: str) -> Sequence[str]:
+def _choices(inside: str) -> list[str]:
     numbers = RANGE.fullmatch(inside)
     if numbers is None:
         return inside.split(",")
