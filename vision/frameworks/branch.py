@@ -216,7 +216,6 @@ def measured(module: nn.Module, trials: Iterable[Tensor], fix: str, most: int = 
                 raise
             except Exception as error:  # each module has its own error for inputs of a wrong shape
                 first = first or f"{type(error).__name__} for {tuple(trial.shape)}: {str(error).partition(chr(10))[0]}"
-                continue
             if len(found) == most:
                 break
     if not found:
