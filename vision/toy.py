@@ -264,6 +264,7 @@ class GaussianClasses(ToyAdapter):
     """
 
     embedding_dim = EMBEDDING
+    module: Branch
 
     def __init__(self, config: ToyConfig, **context: Unpack[Context]) -> None:
         super().__init__(config, **context)

@@ -172,7 +172,7 @@ class BYOL(Predicting):
     """
 
     table = BYOLConfig
-    projector = (2, "hidden")
+    projector: ClassVar[tuple[int, Norm] | None] = (2, "hidden")
 
     def __init__(
         self,
