@@ -333,10 +333,12 @@ def test_wrong_kernels_fail_the_self_check_and_tiles_take_over(part, what):
 
 @in_interpreter
 def test_the_self_check_passes_on_another_default_device_and_few_anchors_split_their_candidates():
-    from dipole.core.objectives.kernels.fused import Launcher, Operand
+    from dipole.core.objectives.kernels.fused import Launcher, Operand, key_of
 
     x, y, excluded, *_ = matrices("queue")
     problem = MatrixPass(Factors(x, y), excluded, False, (), (), ())
+    one_half = Factors(x, y, None, (x.bfloat16(), y))  # as of class vectors: both sides are read in float32
+    assert key_of(problem) == key_of(replace(problem, factors=one_half))
     assert Launcher(problem, Operand(x), Operand(y), excluded.int())._splits()[0] == 3
     x, own = unit(6, 9, 0), torch.arange(6).unsqueeze(1)
     engine._verdicts.clear()

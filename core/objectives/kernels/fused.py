@@ -91,7 +91,7 @@ class Launcher:
         """Return the launcher of a problem with rows in float32."""
         factors = problem.factors
         raw: tuple[Tensor | None, Tensor | None] = None, None
-        if factors.embeddings is not None and all(each.dtype in HALF for each in factors.embeddings):
+        if factors.embeddings is not None and _half(problem):
             raw = factors.embeddings
         x = y = Operand.of(factors.x, raw[0])
         if factors.y is not factors.x:
@@ -303,9 +303,9 @@ def key_of(problem: MatrixPass) -> tuple[object, ...]:
 
 def _half(problem: MatrixPass) -> torch.dtype | None:
     embeddings = problem.factors.embeddings
-    if embeddings is not None and embeddings[0].dtype in HALF:
-        return embeddings[0].dtype
-    return None
+    if embeddings is None or not all(each.dtype in HALF for each in embeddings):
+        return None
+    return embeddings[0].dtype
 
 
 def _listed(problem: MatrixPass) -> int:
