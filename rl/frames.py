@@ -33,8 +33,10 @@ class Frames:
 
     def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
         self.shape, self.device = shape, device
-        # Not touched here: the system commits the pages as they are written.
-        self.data: Any = np.empty(shape, np.uint8)
+        self.data = self._reserved()
+
+    def _reserved(self) -> Any:
+        return np.empty(self.shape, np.uint8)  # not touched: the system commits the pages as they are written
 
     def put(self, env: int, slots: Array, planes: NDArray[np.uint8]) -> None:
         """Write planes (n, H, W) at slots (n,)."""
@@ -74,9 +76,8 @@ class Frames:
 class DiskFrames(Frames):
     """The same ring in an unnamed file of the temporary folder (TMPDIR), for more frames than memory holds."""
 
-    def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
-        self.shape, self.device = shape, device
-        size = math.prod(shape)
+    def _reserved(self) -> NDArray[np.uint8]:
+        size = math.prod(self.shape)
         try:  # all at once: a disk that fills up later would end the process at a write
             with tempfile.TemporaryFile(prefix="dipole-replay-") as file:
                 if hasattr(os, "posix_fallocate"):
@@ -91,15 +92,14 @@ class DiskFrames(Frames):
             ) from error
         if hasattr(mmap, "MADV_RANDOM"):
             mapped.madvise(mmap.MADV_RANDOM)  # draws are random: do not read ahead
-        self.data = np.frombuffer(mapped, np.uint8).reshape(shape)
+        return np.frombuffer(mapped, np.uint8).reshape(self.shape)
 
 
 class DeviceFrames(Frames):
     """The same ring in the memory of the training device: no copies from the host while training."""
 
-    def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
-        self.shape, self.device = shape, device
-        self.data = torch.empty(shape, dtype=torch.uint8, device=device)
+    def _reserved(self) -> Tensor:
+        return torch.empty(self.shape, dtype=torch.uint8, device=self.device)
 
     def put(self, env: int, slots: Array, planes: NDArray[np.uint8]) -> None:
         self.data[env, self._index(slots)] = to_device(torch.from_numpy(np.ascontiguousarray(planes)), self.device)

@@ -52,8 +52,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
     """An off-policy algorithm of SB3 on images and vectors, with any objective on its encoder.
 
     Every setting is an attribute (`settings.attributes`), which SB3's own code and ours both read. A subclass names its
-    base of SB3 after this class, and defines `algorithm`, `policy_aliases` and `_update_networks`. `ContrastiveSAC` has
-    the errors.
+    base of SB3 after this class, and defines `algorithm`, `policy_aliases` and `_update_networks`.
 
     Args:
         policy: as in `ContrastiveSAC`, and so for the others.
@@ -63,6 +62,9 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         augmentation: of the images.
         storage: of the replay buffer.
         settings: fields of `settings.AgentSettings`, and the keywords of SB3 in `passed_on`.
+
+    Raises:
+        ConfigError: for another algorithm than that of the class, and as in `ContrastiveSAC`.
     """
 
     policy: Any
@@ -98,9 +100,11 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             preset = presets.DEFAULT[self.algorithm]
         chosen = presets.from_preset(
             preset,
-            {**without_sb3_names(settings), "algorithm": self.algorithm},
+            {"algorithm": self.algorithm, **without_sb3_names(settings)},
             (*self.passed_on, "augmentation", "storage"),
         )
+        if chosen.algorithm != self.algorithm:
+            raise ConfigError(f"{type(self).__name__} is an agent of {self.algorithm!r}, not {chosen.algorithm!r}.")
         self.inputs = chosen.inputs
         self.augmentation = presets.augmentation(preset) if augmentation is None else augmentation
         self.storage = storage
