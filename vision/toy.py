@@ -274,8 +274,9 @@ class GaussianClasses(ToyAdapter):
         self.test_points = config.test_points
         noise = self.seed.torch("data", "labels")
         self.noisy_labels = with_noise(self.labels, config.label_noise, config.classes, noise)
+        encoder = mlp([INPUTS, HIDDEN, FEATURES])  # drawn before the projector
         projector = nn.Sequential(nn.ReLU(), nn.Linear(FEATURES, EMBEDDING))
-        self.module = Branch(mlp([INPUTS, HIDDEN, FEATURES]), projector, dim=EMBEDDING)
+        self.module = Branch(encoder, projector, dim=EMBEDDING)
         self.module.width = FEATURES
         self._features: PassedFeatures | None = None
 
