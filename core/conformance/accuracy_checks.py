@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError, gradcheck
+from torch.utils._pytree import tree_map_only
 
 from dipole.core.conformance import checks
 from dipole.core.conformance.checks import Failed, Skipped, check
@@ -59,11 +60,10 @@ def gradient_reaches_inputs(subject: Subject) -> str:
     # A loss with detached = True may leave one set of embeddings without a gradient.
     spared = set(still) | (subject.views.shapes.keys() if subject.detached is True else set())
     if lacking := [name for name in missing if name not in spared]:
-        raise Failed(
-            f"no gradient reaches {', '.join(lacking)}"
-            + ("; if that is intended, declare it: detached" if set(lacking) <= subject.views.shapes.keys() else ""),
-            _OF_A_GRADIENT,
-        )
+        said = f"no gradient reaches {', '.join(lacking)}"
+        if set(lacking) <= subject.views.shapes.keys():
+            said += "; if that is intended, declare it: detached"
+        raise Failed(said, _OF_A_GRADIENT)
     for name, gradient in result.gradients.items():
         if gradient is None:
             continue
@@ -244,9 +244,7 @@ def kernels_match(subject: Subject) -> str:
                 refused.append(layout.name)
                 break
             true = subject.result(subject.make(layout), layout, checks.exactly(leaves), subject.truth)
-            found = LossAndGradients(
-                found.value.cpu(), {n: None if g is None else g.cpu() for n, g in found.gradients.items()}
-            )
+            found = LossAndGradients(found.value.cpu(), tree_map_only(Tensor, Tensor.cpu, found.gradients))
             where = f"on {layout.name} in {str(dtype).removeprefix('torch.')}"
             checks.demand_finite(found, where)
             off = checks.demand_equal(found, true, where, limit)

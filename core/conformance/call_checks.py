@@ -195,7 +195,9 @@ def repeats_itself(subject: Subject) -> str:
     if not _same(alone, after):
         said = f"{after.value.item():.9g} after another batch, and {alone.value.item():.9g} as its first"
         raise Failed(f"it keeps something of its first batch: {said}; if that is intended, declare it: stateful")
-    return "same bits" + (", its state set back, as declared" if subject.stateful else "")
+    if subject.stateful:
+        return "same bits, its state set back, as declared"
+    return "same bits"
 
 
 def _same(first: LossAndGradients, second: LossAndGradients) -> bool:

@@ -101,9 +101,7 @@ class Case:
             queue_of_keys=pairs.facts.queue_of_keys,
             view_pairs=pairs.facts.view_pairs,
             side=len(pairs.anchors) // 2 if pairs.facts.sides else 0,
-            parameters={
-                name: list(value.unbind()) if value.ndim else [value] for name, value in (parameters or {}).items()
-            },
+            parameters={name: list(torch.atleast_1d(value)) for name, value in (parameters or {}).items()},
         )
 
     def negatives(self, i: int) -> list[int]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from torch.utils._pytree import tree_map_only
 
 from dipole.core.conformance import checks
 from dipole.core.conformance.checks import Failed, Skipped, check
@@ -58,7 +59,7 @@ def labels_count(subject: Subject) -> str:
     layout, leaves = subject.views, subject.views.leaves()
     if subject.takes_pairs or ((subject.needs.labels or 1) == 1 and not subject.needs.scores):
         raise Skipped("it takes neither labels nor scores")
-    labels, scores = (None if each is None else each.roll(1) for each in (layout.labels, layout.scores))
+    labels, scores = tree_map_only(Tensor, lambda each: each.roll(1), (layout.labels, layout.scores))
     others = replace(layout, labels=labels, scores=scores)
     first, second = (subject.result(subject.make(), each, leaves) for each in (layout, others))
     if max(checks.value_error(second, first), checks.gradient_error(second, first)) <= checks.EXACT:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 _aten = torch.ops.aten
 _DATA: Any = Tensor.data  # a property
@@ -202,4 +202,4 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if not goes:
         return out
     known = {id(each.held): each for each in away}
-    return tree_map(lambda each: known.get(id(each), Elsewhere(each)) if isinstance(each, Tensor) else each, out)
+    return tree_map_only(Tensor, lambda each: known.get(id(each), Elsewhere(each)), out)

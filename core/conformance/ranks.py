@@ -163,11 +163,10 @@ def loss_on_rank(case: Case, rank: int) -> Found:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     wanted = named({f"rows.{name}": leaf for name, leaf in rows.items()} | held, instance)
-    found: tuple[Tensor | None, ...] = (None,) * len(wanted)
+    found = tuple(map(torch.zeros_like, wanted.values()))
     if outcome.loss.requires_grad:
-        found = torch.autograd.grad(outcome.loss, list(wanted.values()), allow_unused=True)
-    zeros = [torch.zeros_like(w) if g is None else g for w, g in zip(wanted.values(), found, strict=True)]
-    return LossAndGradients(outcome.loss.detach().double(), dict(zip(wanted, zeros, strict=True)))
+        found = torch.autograd.grad(outcome.loss, list(wanted.values()), materialize_grads=True)
+    return LossAndGradients(outcome.loss.detach().double(), dict(zip(wanted, found, strict=True)))
 
 
 def main(rank: int, folder: str, pipe: int) -> None:

@@ -155,7 +155,7 @@ def _debiased(
         for p in case.positives[i]:
             e = (s(i, p) / tau).exp()
             g = (weighted - rho * count * e) / (1 - rho)
-            g = g if g >= floor else floor
+            g = max(g, floor)
             per_positive.append(-(e / (e + g)).log())
         losses.append(mean(per_positive))
     return mean(losses)
@@ -306,7 +306,8 @@ def cacr(
     for a, positives in attracted:
         d_pos = squared_distances(a, [case.candidates[p] for p in positives[:k]])
         pull = _conditional(d_pos, t_pos, positive_weights, +1.0)
-        pull = pull.detach() if detach_weights else pull
+        if detach_weights:
+            pull = pull.detach()
         attraction.append(total(pull * (point_cost(d_pos) if cost == "rbf" else d_pos)))
     for i in case.counted():
         a = case.anchors[i]
@@ -316,8 +317,9 @@ def cacr(
             mine = [j for j, view in enumerate(case.candidate_views) if view == own]
             others += [case.candidates[j] for j in mine if of[j] != case.instances[i]]
         elif intra_batch:
-            here = range(case.side) if i < case.side else range(case.side, len(case.anchors))
-            fresh = here if case.side else range(case.among, len(case.anchors))
+            fresh = range(case.side or case.among, len(case.anchors))
+            if i < case.side:
+                fresh = range(case.side)
             others += [case.anchors[m] for m in fresh if case.instances[m] != case.instances[i]]
         d_neg = squared_distances(a, others)
         push = _conditional(d_neg, t_neg, negative_weights, -1.0)
@@ -373,8 +375,10 @@ def blocks(
             count = len(case.anchors) // case.of_block
             if k is None:
                 others = [m for m in range(count) if m != i // case.of_block]
+            elif drawn is not None:
+                others = list(drawn[i])
             else:
-                others = list(drawn[i] if drawn is not None else block_draw(case.draw, i, case.of_block, count, k))
+                others = list(block_draw(case.draw, i, case.of_block, count, k))
             foreign = [m * case.of_block for m in others]
         else:
             negatives = set(case.negatives(i))

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from dipole.core.conformance.layouts import CLASSES, LAYOUTS, VIEWS, WIDTH, Layout, Leaves, in_order
 from dipole.core.conformance.modes import set_back
@@ -200,7 +201,7 @@ class Subject(Declared):
         found: tuple[Tensor | None, ...] = (None,) * len(wanted)
         if value.requires_grad:
             found = torch.autograd.grad(value.sum(), list(wanted.values()), allow_unused=True)
-        gradients = {n: None if g is None else g.double() for n, g in zip(wanted, found, strict=True)}
+        gradients = tree_map_only(Tensor, Tensor.double, dict(zip(wanted, found, strict=True)))
         return LossAndGradients(value.detach().double().reshape(()), gradients)
 
 

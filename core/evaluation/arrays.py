@@ -202,7 +202,7 @@ def split(train_x: Any, train_y: Any, test_x: Any, test_y: Any) -> ProbeData:
 def known_classes(train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tensor) -> ProbeData:
     """Number the classes of the training labels. Raises DataError for a part without labels, or a single class."""
     if not len(train_y) or not len(test_y):
-        raise DataError(f"a probe needs labelled points in both parts, got {len(train_y)} and {len(test_y)}")
+        raise DataError(f"a probe needs labelled points to train and to test, got {len(train_y)} and {len(test_y)}")
     classes, train_y = train_y.unique(return_inverse=True)
     if len(classes) < 2:
         raise DataError(f"a probe needs two classes or more; every training label is {int(classes[0])}")

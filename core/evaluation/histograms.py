@@ -63,7 +63,9 @@ def _unit(embeddings: Tensor) -> Tensor:
 def unit_sides(pairs: Pairs) -> tuple[Tensor, Tensor]:
     """Return anchors and candidates of unit length, one tensor if they are one."""
     x = _unit(pairs.anchors)
-    return x, x if pairs.anchors is pairs.candidates else _unit(pairs.candidates)
+    if pairs.anchors is pairs.candidates:
+        return x, x
+    return x, _unit(pairs.candidates)
 
 
 def pair_distances(embeddings: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

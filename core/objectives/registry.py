@@ -211,7 +211,8 @@ class Registry:
             raise SpecError(f"the plug-in {self._broken[key]}")
         # Report broken plug-ins first: one of them may define this name.
         absent = [f"\nA plug-in that cannot be used: {error}\n" for error in self._broken.values()]
-        absent += [f" Plug-ins are switched off ({plugins.SWITCH}=none)."] if plugins.switched_off() else []
+        if plugins.switched_off():
+            absent.append(f" Plug-ins are switched off ({plugins.SWITCH}=none).")
         # Diagnostics are no terms of an objective.
         terms = {each.name for each in self._entries.values() if each.kind != "diagnostic"}
         near = nearest(key, (alias for alias, target in self._names.items() if target in terms))

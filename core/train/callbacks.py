@@ -250,10 +250,10 @@ def gradient_lengths(
 def _length(value: Tensor, parameters: Sequence[nn.Parameter]) -> float:
     if not value.requires_grad:
         return 0.0
-    found = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
-    if world_size() > 1:
-        rows = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
-        found = (all_sum(torch.cat([row.float().flatten() for row in rows])) / world_size(),)
+    several = world_size() > 1
+    found = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True, materialize_grads=several)
+    if several:
+        found = (all_sum(torch.cat([each.float().flatten() for each in found])) / world_size(),)
     norms = [torch.linalg.vector_norm(each.float()) for each in found if each is not None]
     return float(torch.stack(norms).norm()) if norms else 0.0
 
@@ -349,7 +349,9 @@ class Health:
 
     def metrics(self, step: int) -> dict[str, Number]:
         """Return the ratios of a step by their names in metrics.jsonl, grad/NAME. Empty if it was not measured."""
-        return {f"grad/{name}": ratio for name, ratio in self._seen.ratios.items() if step == self._seen.step}
+        if step != self._seen.step:
+            return {}
+        return {f"grad/{name}": ratio for name, ratio in self._seen.ratios.items()}
 
     def on_step(self, run: Any, previous: int) -> None:
         if self._is_unlogged:  # the first step; evaluations log theirs

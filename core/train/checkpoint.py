@@ -47,8 +47,9 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
             path = folder / f"step-{step:08d}.{file_hash(temporary)[:16]}{SUFFIX}"
             put_in_place(temporary, path)
     except OSError as error:
-        steps = [_step(kept) for kept in list_checkpoints(folder)]
-        rest = f"The checkpoint of step {steps[-1]} is intact." if steps else "There is no earlier checkpoint."
+        rest = "There is no earlier checkpoint."
+        if kept := list_checkpoints(folder):
+            rest = f"The checkpoint of step {_step(kept[-1])} is intact."
         raise CheckpointError(f"cannot save the checkpoint of step {step} in {folder}: {why(error)} {rest}") from error
     for old in list_checkpoints(folder)[:-KEEP]:
         old.unlink(missing_ok=True)
@@ -207,8 +208,8 @@ def restore(run: Any, state: dict[str, Any]) -> None:
     """Give a new `Run` the state of a checkpoint."""
     ranks, size = state["ranks"], run.processes.size
     is_same_size = len(ranks) == size
-    reason = unsupported_reason(ranks, run.adapter.module, run.config.train.sync_batch_norm)
-    if reason and not is_same_size:
+    synchronized = run.config.train.sync_batch_norm
+    if not is_same_size and (reason := unsupported_reason(ranks, run.adapter.module, synchronized)):
         raise CheckpointError(
             f"the checkpoint was written by {counted(len(ranks), 'rank')}, this run has {size}, and {reason}. "
             "Start as many, or use --resume never."
@@ -244,7 +245,7 @@ def first_start(run: Any) -> str | None:
 
 
 def unsupported_reason(ranks: Sequence[dict[str, Any]], module: nn.Module, synchronized: bool) -> str:
-    """Return why another number of ranks cannot continue what `ranks` saved, or ""."""
+    """Return why another number of ranks cannot continue, or "". `synchronized`: batch norm sees all ranks' rows."""
     if any(rank["drew"] for rank in ranks):
         return "each drew random numbers of its own (dropout), which another number of ranks would draw otherwise"
     if any(not same(rank["adapter"], ranks[0]["adapter"]) for rank in ranks):

@@ -183,7 +183,8 @@ def compute_loss(
         )
     if any(True for _ in built.parameters()) and model is None:
         raise ConfigError(
-            f"{built} has parameters, which the trainer must optimise and save: give compute_loss(..., model=model)."
+            f"{built} has parameters, which the trainer must optimise and save: give compute_loss(..., model=model), "
+            "before the trainer is built."
         )
     if model is not None:
         if hasattr(model, "objective") and model.objective is not built:

@@ -134,7 +134,7 @@ class TrainConfig(Settings):
     )
     validation_share: float = Field(0.2, gt=0, lt=1, description="of the training data, set aside for validation")
     curves_on: EvaluatedPart = Field(
-        "validation", description="part for evaluations before the end, which uses `evaluate_on`"
+        "validation", description="part for evaluations before the end. The one at the end is of evaluate_on"
     )
     evaluate_every: int | None = Field(None, ge=1, description="period of evaluation (default: only at the end)")
     best_by: str | None = Field(
@@ -209,7 +209,10 @@ class TrainConfig(Settings):
         if self.best_by is not None and self.evaluate_every is None:
             problems.append("best_by chooses among the evaluations of a run. Set evaluate_every")
         if self.part == "test" and self.validation_share != type(self).model_fields["validation_share"].default:
-            problems.append("validation_share has no effect with evaluate_on 'test' and no evaluate_every")
+            problems.append(
+                "validation_share has no effect with evaluate_on 'test'. Use evaluate_on 'validation', or "
+                "evaluate_every with curves_on 'validation'"
+            )
         if self.curves_on == "test" and (self.evaluate_on == "validation" or self.evaluate_every is None):
             problems.append("curves_on 'test' has an effect with evaluate_on 'test' and evaluate_every alone")
         if 0 < self.length < self.warmup:

@@ -55,7 +55,9 @@ def evaluate_model(
         features, labels = adapter.features("test")
         if len(features) > POINTS:
             chosen = torch.from_numpy(seeds.numpy("probe", "points").permutation(len(features))[:POINTS])
-            features, labels = features[chosen], None if labels is None else labels[chosen]
+            features = features[chosen]
+            if labels is not None:
+                labels = labels[chosen]
         features = features.float()
         values, histogram = diagnose(features, labels, objective)
         held_out = adapter.held_out_pairs(objective)

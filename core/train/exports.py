@@ -230,7 +230,7 @@ def check_push(repo: str) -> None:
 
 
 def push(folder: Path, repo: str, private: bool = False) -> str:
-    """Upload a folder as a model repository, OWNER/NAME or NAME, and return its address. Raise TrainingError."""
+    """Upload a folder to a repository, OWNER/NAME or NAME, and return its address. TrainingError: the Hub refuses."""
     try:
         api = HfApi()
         made = api.create_repo(repo, private=private, exist_ok=True)

@@ -34,9 +34,10 @@ def pick_device(text: str) -> torch.device:
     if wants_cpu and text not in ("auto", "cpu"):
         raise ConfigError(f'device: {text!r} contradicts `accelerate launch --cpu`. Use device = "auto" or "cpu".')
     if text == "auto":
-        backends = {"cuda": torch.cuda, "mps": torch.backends.mps}
-        found = [name for name, backend in backends.items() if backend.is_available() and not wants_cpu]
-        return torch.device([*found, "cpu"][0])
+        for name, backend in (("cuda", torch.cuda), ("mps", torch.backends.mps)):
+            if backend.is_available() and not wants_cpu:
+                return torch.device(name)
+        return torch.device("cpu")
     if not re.fullmatch(DEVICES, text):
         raise ConfigError(f"device: {text!r} is none. Allowed: auto, cpu, cuda, cuda:1, mps.")
     device = torch.device(text)

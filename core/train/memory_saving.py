@@ -27,7 +27,8 @@ class PatchedEncoders:
     def __init__(self, encoders: Iterable[nn.Module], config: TrainConfig, compiles: bool) -> None:
         self._forwards: list[tuple[nn.Module, Forward]] = []
         self._asked = [name for name in ("microbatch", "activation_checkpointing") if getattr(config, name)]
-        self._asked += ["compile"] * compiles
+        if compiles:
+            self._asked.append("compile")
         self._was_used = False
         mode: CompileMode = "default"
         if not isinstance(config.compile, bool):

@@ -46,7 +46,9 @@ def build(
     seeds = Seeds(config.seed)
     seed_everything(seeds.model)
     domain = adapter_class(config.domain)
-    validates = domain.validates and config.train.part == "validation"
+    validation = 0.0
+    if domain.validates and config.train.part == "validation":
+        validation = config.train.validation_share
     adapter = domain(
         config.settings,
         seed=seeds,
@@ -55,7 +57,7 @@ def build(
         batch_size=config.train.batch_size,
         rank=rank,
         world_size=world_size,
-        validation=config.train.validation_share if validates else 0.0,
+        validation=validation,
         kept=kept,
     )
     adapter.reported = config.train.evaluate_on

@@ -66,7 +66,9 @@ def _refuse_other_losses(model: nn.Module, *_: Any) -> None:
 def _require_same(carriers: list[Any], step: Any, callbacks: dict[str, Any]) -> dict[str, Any]:
     """Return a checkpoint's attributes of the callback. Raise CheckpointError if it belongs to other objectives."""
     kept = callbacks.get(ObjectiveCallback.__name__) or {}
-    attributes: dict[str, Any] = (kept[0] if isinstance(kept, list) else kept).get("attributes", {})
+    if isinstance(kept, list):
+        kept = kept[0]
+    attributes: dict[str, Any] = kept.get("attributes", {})
     own, before = [str(each.objective) for each in carriers], attributes.get("objectives", [])
     known = list(zip(map(_terms, before), attributes.get("parameters", []), strict=False))
     if own and before and not any(each in known for each in zip(map(_terms, own), _shapes(carriers), strict=True)):

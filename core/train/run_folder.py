@@ -133,8 +133,10 @@ class RunFolder:
         try:
             written = read_toml(self.config)
         except ReceivedError as error:
-            reason = "" if "cannot be read" in error.reason else "cannot be read: it "
-            raise RecordError(f"{self.config} {reason}{error.reason}") from error
+            reason = error.reason
+            if "cannot be read" not in reason:
+                reason = f"cannot be read: it {reason}"
+            raise RecordError(f"{self.config} {reason}") from error
         overrides = list(overrides)
         try:
             return resolve(written, overrides).config
@@ -173,10 +175,13 @@ def find_run(text: str | Path, runs: str | Path = DEFAULT_RUNS) -> RunFolder:
     if fits:
         raise ConfigError(f"{text!r} fits {len(fits)} runs: {', '.join(each.name for each in fits)}. Give more digits.")
     if is_folder(path):
-        is_hidden = path.resolve().name.startswith(".")
-        reason = "it is hidden, as what `dipole rm` left" if is_hidden else f"it has no {CONFIG} and no {RECORD}"
+        reason = f"it has no {CONFIG} and no {RECORD}"
+        if path.resolve().name.startswith("."):
+            reason = "it is hidden, as what `dipole rm` left"
         raise ConfigError(f"{path} is no run folder: {reason}.")
-    there = "`dipole list runs` names them" if runs.is_dir() else f"there is no folder {runs}/"
+    there = f"there is no folder {runs}/"
+    if runs.is_dir():
+        there = "`dipole list runs` names them"
     raise ConfigError(
         f"no run {shortened(text)!r}: it is neither the folder of a run nor the start of a hash in {runs}/; {there}."
     )

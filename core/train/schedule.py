@@ -101,8 +101,7 @@ def read(value: Any) -> Interpolation:
     elif isinstance(value, list | tuple) and value:
         with suppress(TypeError, ValueError):
             curve = Interpolation(POINTS, tuple((float(when), float(number)) for when, number in value))
-    numbers = [number for point in curve.points for number in point if number is not None] if curve else []
-    if curve is None or not all(map(math.isfinite, numbers)):
+    if curve is None or not all(math.isfinite(each) for point in curve.points for each in point if each is not None):
         raise ValueError(f"{str(value)[:80]!r} is no schedule. Allowed: {ALLOWED}")
     return curve
 

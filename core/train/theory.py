@@ -125,5 +125,6 @@ def _facts(record: RunRecord, objective: Composite | None, lines: list[dict[str,
         elif name == "infonce":
             logged = [line.get("train/loss.infonce") for line in lines]
             losses = [loss for loss in logged if loss is not None]
-            found |= {"nce": losses[-1]} if losses else {}
+            if losses:
+                found["nce"] = losses[-1]
     return RunFacts(**found)

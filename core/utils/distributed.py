@@ -111,8 +111,8 @@ class Ballot:
         """Send a number, and return the maximum of the previous call (0 at first) without waiting."""
         if world_size() == 1:
             return mine
-        before, largest = self._cast, torch.tensor(mine)
-        self._cast = dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=_of_hosts(), async_op=True), largest
+        before, number = self._cast, torch.tensor(mine)
+        self._cast = dist.all_reduce(number, op=dist.ReduceOp.MAX, group=_of_hosts(), async_op=True), number
         if before is None:
             return 0
         work, largest = before

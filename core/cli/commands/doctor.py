@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
                 say(f"{'':<8}   -> {finding.fix}", sys.stdout)
     if arguments.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
-    return 1 if any(finding.state == "broken" for finding in findings) else 0
+    return int(any(finding.state == "broken" for finding in findings))
 
 
 @dataclass(frozen=True)
@@ -147,11 +147,13 @@ def _engine(torch: ModuleType) -> Finding:
         device = engine.usual_device()
         against = engine.reason_against(device)
         interpreted = not against and engine.interpreter()
-        rows = 1024 if device.type == "cpu" else 16384
+        rows, passes = 16384, 4
+        if device.type == "cpu":
+            rows = 1024
         if interpreted:
-            rows = 64
+            rows, passes = 64, 2
         noted, served = len(engine.failures()), engine.served()
-        for _ in range(2 if interpreted else 4):
+        for _ in range(passes):
             x = torch.nn.functional.normalize(torch.randn(rows, WIDTH, device=device), dim=1).requires_grad_()
             start = time.perf_counter()
             engine.statistics_of(Factors(x, x, 1.0), Pairs.of_points(x), [wanted])[wanted].sum().backward()

@@ -81,8 +81,8 @@ def _open(name: str, runs: Path, device: str | None, features: str | None) -> "E
         return adapter.embedder(features, objective)
 
     place = pick_device(device or "auto")
-    for domain in domains().values():
-        embedder: Embedder | None = resolve_name(domain.exported)(folder, place, features) if domain.exported else None
+    for reader in filter(None, [domain.exported for domain in domains().values()]):
+        embedder: Embedder | None = resolve_name(reader)(folder, place, features)
         if embedder is not None:
             return embedder
     raise ConfigError(

@@ -21,6 +21,7 @@ from dipole.core.utils.plugins import SWITCH, shipped, switched_off
 from dipole.core.utils.text import definitions, printable, text_table
 
 REGISTERED = ("objectives", "regularizers", "diagnostics")
+DECLARED_AS = dict.fromkeys(REGISTERED, "objectives")  # their entry points
 KINDS = (*REGISTERED, "recipes", "suites", "domains", "commands")
 RUNS = "runs"
 
@@ -47,8 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
             shown = [(entry["name"], f"{entry['summary']}{by(entry.get('package', ''))}") for entry in entries]
             # A run is a line. `write` wraps it on a terminal.
             width = 10_000 if kind == RUNS else 0
-            write(definitions(shown, "  ", width) if shown else "  (none)")
-    for declared in dict.fromkeys("objectives" if kind in REGISTERED else kind for kind in kinds):
+            write(definitions(shown, "  ", width) or "  (none)")
+    for declared in dict.fromkeys(DECLARED_AS.get(kind, kind) for kind in kinds):
         for error in broken_plugins(declared):
             write(f"cannot be used: {error}", sys.stderr)
     if switched_off():

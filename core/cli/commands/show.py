@@ -131,9 +131,10 @@ def _explained(entry: Entry) -> tuple[dict[str, Any], str]:
     )
     lines.append(definitions((f"{label:<8}", value) for label, value in labelled if value))
     for paper, notes in entry.deviations.items():
-        lines.append(f"\ndeviations from {paper}:" if notes else f"\nno deviations from {paper}")
         if notes:
-            lines.append(definitions((("-", note) for note in notes), "  "))
+            lines += [f"\ndeviations from {paper}:", definitions((("-", note) for note in notes), "  ")]
+        else:
+            lines.append(f"\nno deviations from {paper}")
     if options:
         rows = [(each.name, each.type, _value(each.default), each.range, each.help) for each in entry.options]
         lines.append(f"\noptions:\n{_listed(rows)}")
@@ -186,6 +187,8 @@ def _bound(metadata: Any) -> str:
 
 
 def _type(annotation: Any) -> str:
+    if annotation is ...:
+        return "..."
     if get_origin(annotation) is Annotated:
         kind, *rest = get_args(annotation)
         bounds = [_bound(each) for field in rest for each in getattr(field, "metadata", ())]
@@ -194,7 +197,7 @@ def _type(annotation: Any) -> str:
     if str(get_origin(annotation)) == "typing.Literal":
         return " | ".join(map(str, inner))
     if get_origin(annotation) in (tuple, list):
-        return f"[{', '.join('...' if each is ... else _type(each) for each in inner)}]"
+        return f"[{', '.join(map(_type, inner))}]"
     if inner:
         return " or ".join(map(_type, inner))
     return getattr(annotation, "__name__", str(annotation))

@@ -210,7 +210,8 @@ def _losses(points: Latent, task: tuple[int, ...], loss: str) -> tuple[float, fl
     for smooth in SMOOTHING if loss == "hinge" else SMOOTHING[:1]:
         _minimise(W, x, y, weight, loss, smooth)
         now = float(weight @ latent.margin_loss(loss, _margins(x @ W.detach().T, y)))
-        best = min(best, now) if math.isfinite(now) else best
+        if math.isfinite(now):
+            best = min(best, now)
     return before, best
 
 
@@ -324,7 +325,9 @@ def margin(R: float, sigma: float, epsilon: float = 0.1, constant: float | None 
     lemma is proved here: -v exceeds its mean by more than gamma - 1 by at most eps in expectation, as
     f(x)^T(f(x+) - f(x-)) has 2 R^2 sigma^2-sub-Gaussian noise given x. A log below 0 counts as 0.
     """
-    inner, factor = (math.sqrt(math.pi) * R * sigma / epsilon, 2.0) if constant is None else (R / epsilon, constant)
+    inner, factor = math.sqrt(math.pi) * R * sigma / epsilon, 2.0
+    if constant is not None:
+        inner, factor = R / epsilon, constant
     return 1 + factor * R * sigma * math.sqrt(math.log(max(inner, 1.0)))
 
 

@@ -74,5 +74,7 @@ def stationarity(lines: Sequence[Mapping[str, Any]], smoothness: float = 1.0) ->
     gradient, descent = math.sqrt(max(values)), losses[0] - min(losses)
     bound = [gradient * math.sqrt(2 * smoothness * descent / step) for step in steps]
     scale = 2 * gradient**2 * descent
-    implied = max(value**2 * step / scale for value, step in zip(least, steps, strict=True)) if scale else math.inf
+    implied = math.inf
+    if scale:
+        implied = max(value**2 * step / scale for value, step in zip(least, steps, strict=True))
     return Stationarity(steps, least, bound, gradient, descent, implied)
