@@ -50,11 +50,6 @@ class Check:
 CHECKS: list[Check] = []
 
 
-def every_name() -> tuple[str, ...]:
-    """Return the names of all checks, for faults that explain any other."""
-    return tuple(each.name for each in CHECKS)
-
-
 def check(name: str, about: str, slow: bool = False) -> Callable[[Callable[[Subject], str]], Callable[[Subject], str]]:
     """Add a function to the table of checks."""
 

@@ -228,6 +228,14 @@ def test_one_cause_is_reported_once(loss, cause, options):
     assert f"as {cause!r}" in report.table()
 
 
+def test_a_second_fault_keeps_its_message():
+    def noisy(a, b):  # and not a number for rows of zeros
+        return -((a / a.norm(dim=1, keepdim=True)) * b).sum(1).mean() + torch.rand(())
+
+    report = check_objective(noisy, only=["determinism", "zero rows"])
+    assert list(report.causes) == ["determinism", "zero rows"]
+
+
 def test_two_ranks_are_compared_with_one():
     local = type("Local", (Spread,), {})
     assert failures(Spread, only=["ranks", "eval mode"]) == set()
