@@ -23,7 +23,7 @@ from dipole.text import evaluation, senteval
 from dipole.text.artifacts import READ_BY, Artifacts, save_artifacts
 from dipole.text.cache import version_of
 from dipole.text.config import TextSettings
-from dipole.text.data import Data, Probes, load_data
+from dipole.text.data import Data, Probes, TableData, load_data
 from dipole.text.embed import FunctionEmbedder, sentence_embedder
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders.networks import SentenceModel
@@ -136,7 +136,7 @@ class TextAdapter(Adapter):
 
     @property
     def table(self) -> PairTable | None:
-        return getattr(self.data, "table", None)
+        return self.data.table if isinstance(self.data, TableData) else None
 
     @cached_property
     def train_rows(self) -> np.ndarray:
@@ -162,13 +162,12 @@ class TextAdapter(Adapter):
 
     @classmethod
     def missing_data(cls, config: Any) -> list[str]:
+        sources = {"corpus": ("corpus", config.corpus), "labelled": ("labelled documents", config.labelled)}
         problems = [
             f"no {name} at {source}. Set text.{key} to a file or folder, or hub:NAME."
             + "".join(dict.fromkeys(how_to_get(part.partition(".")[0]) for part in Path(source).parts))
-            for key, name in (("corpus", "corpus"), ("labelled", "labelled documents"))
-            if (source := getattr(config, key)) not in (None, "", "pydoc")
-            and not source.startswith("hub:")
-            and not Path(source).exists()
+            for key, (name, source) in sources.items()
+            if source and source != "pydoc" and not source.startswith("hub:") and not Path(source).exists()
         ]
         try:
             if config.corpus.startswith("hub:") and is_offline():
@@ -196,7 +195,8 @@ class TextAdapter(Adapter):
         rows_of, unit = self.pairs.rows_of(epoch), self.pairs.unit(self.config)
         # This rank's rows of a global batch: complete blocks, as equally as they can be divided.
         units = self.batch_size // unit
-        mine = slice(*(unit * (units * rank // self.world_size) for rank in (self.rank, self.rank + 1)))
+        first, after = (units * rank // self.world_size for rank in (self.rank, self.rank + 1))
+        mine = slice(unit * first, unit * after)
         places = range(start, self.steps_per_epoch)
         batches = (self.pairs.batch(rows_of(place), mine, epoch, place) for place in places)
         return prefetched(batches, self.device) if self.device.type == "cuda" else batches
@@ -232,9 +232,10 @@ class TextAdapter(Adapter):
         c = self.config
         model, tokens = evaluated(self.module), self.tokens
         if c.expand:
-            vectors: Any = c.vectors
+            vectors = c.vectors
             if self._artifacts is not None:
-                vectors = self._artifacts.folder / "vectors.txt"
+                vectors = str(self._artifacts.folder / "vectors.txt")
+            assert vectors is not None  # the configuration has checked it
             model, tokens = expanded(model, tokens, vectors)
         limit = min(512, limit_of(model) or 512) if c.encoder == "transformer" else None
         if self._folder is not None:
@@ -299,10 +300,11 @@ class TextAdapter(Adapter):
 
     def _senteval(self, objective: Any) -> dict[str, float]:
         c = self.config
+        assert c.senteval is not None  # the caller has checked it
         found = senteval.evaluate(
             self.encoder(objective).encode,
             c.tasks,
-            str(c.senteval),
+            c.senteval,
             protocol=c.protocol,
             kfold=c.kfold,
             halves=self.module.halves,

@@ -45,7 +45,9 @@ def save_artifacts(
     fixed = next((table.embedding_dim for table in tables if not table.weight.requires_grad), None)
     settings = {name: getattr(config, name) for name in READ_BY}
     end = next((part for part in module.modules() if isinstance(part, Pooled)), None)
-    behind = end and {"pooling": end.pooling, "layers": end.described_layers, "similarity": end.similarity}
+    behind = None
+    if end is not None:
+        behind = {"pooling": end.pooling, "layers": end.described_layers, "similarity": end.similarity}
     text = json.dumps({"data": settings, "fixed": fixed, "behind": behind, **values}, indent=1)
     (folder / "text.json").write_text(text + "\n")
     used, places = np.unique(np.concatenate([probes.train, probes.test]), return_inverse=True)

@@ -96,8 +96,9 @@ def _content(config: TextSettings) -> list[str]:
         return ["hub", config.split, version_of(config.corpus)]
     files = _files(config)
     split = config.split if is_saved(Path(config.corpus)) else ""
+    kinds = ["".join(file.suffixes[-2:]).lower() for file in files]
     with _readable(config):
-        return [content_of(files), config.encoding, split, *("".join(file.suffixes[-2:]).lower() for file in files)]
+        return [content_of(files), config.encoding, split, *kinds]
 
 
 def _readable(config: TextSettings) -> AbstractContextManager[None]:

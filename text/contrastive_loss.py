@@ -94,8 +94,8 @@ class ContrastiveLoss(nn.Module):
                 f"{type(self).__name__} needs a model that gives sentence embeddings, a SentenceTransformer; "
                 f"got {type(unwrapped(model)).__name__}."
             )
-        is_collection = isinstance(directions, list | tuple | set | frozenset)
-        wanted = MODES.get(frozenset(map(str, directions if is_collection else ())))
+        asked = directions if isinstance(directions, list | tuple | set | frozenset) else ()
+        wanted = MODES.get(frozenset(map(str, asked)))
         if wanted is None:
             shown = "; ".join(str(tuple(sorted(each, reverse=True))) for each in MODES)
             raise OptionError(
@@ -222,8 +222,9 @@ class ContrastiveLoss(nn.Module):
                 "MatryoshkaLoss leave such a term out, or take matryoshka_dims=[the model's width] alone."
             ) from None
         embedded = related_columns(embeddings, labels, self.directions)
+        ranks = nullcontext() if self.gather_across_devices else as_single_process()
         try:
-            with nullcontext() if self.gather_across_devices else as_single_process():
+            with ranks:
                 outcome = self.objective(embedded)
         except PairsError as error:
             if "needs labels" not in str(error):
@@ -437,7 +438,8 @@ def related_columns(
         anchor, *others = (rows[name] for name in columns)
         if not others:
             return Pairs.from_labels(anchor, rows["labels"])
-        (positive, *hard), classes = others, rows.get("labels")
+        positive, *hard = others
+        classes = rows.get("labels")
         pairs = Pairs.from_columns(anchor, positive, hard, classes)
         if "query_to_query" in directions:
             pairs = pairs.with_intra_batch()

@@ -195,7 +195,8 @@ def _text_pieces(file: Path, unit: Unit, encoding: str) -> Iterator[Piece]:
 
     with _open_text(file, encoding) as text:
         size = 0
-        for part in _lines(text, file) if is_lines else paragraphs(text):
+        parts = _lines(text, file) if is_lines else paragraphs(text)
+        for part in parts:
             waiting.append(part)
             size += len(part)
             if size >= PIECE:
@@ -259,8 +260,10 @@ def _row_pieces(rows: Iterable[Located], unit: Unit, column: str | None) -> Iter
         return
     of_document = 0
     while together := list(islice(pieces, ROWS_TOGETHER)):
-        parts = chain.from_iterable(piece.text.split("\n") if piece.is_lines else [piece.text] for piece in together)
-        sentences = [" ".join(part.split()) for part in parts]  # a line break inside a sentence becomes a blank
+        sentences: list[str] = []
+        for piece in together:
+            parts = piece.text.split("\n") if piece.is_lines else [piece.text]
+            sentences += [" ".join(part.split()) for part in parts]  # a line break inside a sentence becomes a blank
         yield Piece(together[-1].name, not of_document, "\n".join(sentences), is_lines=True)
         of_document += len(sentences)
         if of_document >= LONGEST_DOCUMENT:

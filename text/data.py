@@ -142,7 +142,8 @@ class TableData(Data):
         rows = np.arange(len(self.table))
         end = len(rows) - int(self.config.held_out * len(rows))
         trained = max(0, end - int(validation * len(rows)))
-        return rows[:trained], rows[trained:end] if part == "validation" else rows[end:]
+        held = rows[trained:end] if part == "validation" else rows[end:]
+        return rows[:trained], held
 
     def owners(self, rows: np.ndarray) -> np.ndarray:
         return np.zeros(len(rows), np.int64)

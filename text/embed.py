@@ -103,15 +103,17 @@ def _lines(source: str) -> Iterator[str]:
         raise DataError(f"{source} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _cells(rows: Iterable[tuple[str, Any]], column: str | None) -> Iterator[tuple[Any, str]]:
-    def each() -> Iterator[tuple[str, Any]]:
-        """Yield rows, of a file that is one array of texts each text."""
-        for where, row in rows:
-            is_array = isinstance(row, list) and all(isinstance(item, str) for item in row)
-            yield from ((where, item) for item in (row if is_array else [row]))
+def _each(rows: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield rows, of a file that is one array of texts each text."""
+    for where, row in rows:
+        is_array = isinstance(row, list) and all(isinstance(item, str) for item in row)
+        items = row if is_array else [row]
+        yield from ((where, item) for item in items)
 
+
+def _cells(rows: Iterable[tuple[str, Any]], column: str | None) -> Iterator[tuple[Any, str]]:
     has_ids: bool | None = None  # the first row says
-    for number, (where, row) in enumerate(each()):
+    for number, (where, row) in enumerate(_each(rows)):
         if isinstance(row, str) and column is None:
             yield number, row
             continue
@@ -128,4 +130,5 @@ def _cells(rows: Iterable[tuple[str, Any]], column: str | None) -> Iterator[tupl
             has_ids = row.get("id") is not None
         if has_ids and row.get("id") is None:
             raise DataError(f"{where}: it has no id, the rows before it have.")
-        yield str(row["id"]) if has_ids else number, row[name]
+        called = str(row["id"]) if has_ids else number
+        yield called, row[name]

@@ -121,7 +121,8 @@ def _write_nearest(probe: ProbeSentences, rows: np.ndarray, vectors: Tensor) -> 
     words, ids = probe.data.tokens.words(), probe.data.sentences.ids(rows)
     texts = [" ".join(words[int(i)] for i in each) for each in ids]
     candidates = [i for i, each in enumerate(ids) if 6 <= len(each) <= 20] or list(range(len(rows)))
-    text = nearest_sentences(candidates[:: max(1, len(candidates) // SHOWN)][:SHOWN], vectors, texts)
+    step = max(1, len(candidates) // SHOWN)
+    text = nearest_sentences(candidates[::step][:SHOWN], vectors, texts)
     (probe.workdir / "nearest_sentences.txt").write_text(text + "\n", encoding="utf-8")
 
 
@@ -282,5 +283,6 @@ def document_accuracy(
     parts = []
     for is_test in (False, True):
         mine = [(document, classes[label]) for document, label, tested in listed if tested == is_test]
-        parts += [document_vectors(encode, (d for d, _ in mine)).to(device), torch.tensor([c for _, c in mine])]
+        vectors = document_vectors(encode, (d for d, _ in mine))
+        parts += [vectors.to(device), torch.tensor([c for _, c in mine])]
     return {"labelled/accuracy": linear_probe(*parts).accuracy}

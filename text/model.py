@@ -34,7 +34,7 @@ def build_model(c: TextSettings, words: int, fixed: nn.Embedding | None) -> Sent
         )
     if c.sides == 2 and c.pairs != "blocks":  # one encoder reads all members of a block, as in Arora et al.
         g = _side(c, words, fixed)
-    # Otherwise the adapter draws a mask for each row, for the rows of all ranks.
+    # With rows_drop the adapter draws a mask for each row, for the rows of all ranks.
     return SentenceModel(f, g, dropout=0.0 if c.rows_drop else c.dropout)
 
 
@@ -50,7 +50,9 @@ def _side(c: TextSettings, words: int, fixed: nn.Embedding | None) -> Encoder:
     tables = [] if fixed is None else [fixed]
     if c.channels != "fixed":
         tables.append(trained_table(words, c.word_size))
-    parts = [WordGRU(t, c.hidden_size, c.direction) if c.encoder == "gru" else BagOfWords(t) for t in tables]
+    parts: list[Encoder] = [BagOfWords(table) for table in tables]
+    if c.encoder == "gru":
+        parts = [WordGRU(table, c.hidden_size, c.direction) for table in tables]
     return parts[0] if len(parts) == 1 else Channels(parts)
 
 
@@ -174,7 +176,8 @@ def frozen_table(vectors: Tensor, known: Tensor) -> nn.Embedding:
 
 def build_transformer(c: TextSettings, vocabulary: int) -> Transformer:
     """Build a transformer from a folder, a Hub name or a config file: random weights are for `vocabulary` tokens."""
-    source, weights = str(c.transformer), c.weights
+    source, weights = c.transformer, c.weights
+    assert source is not None  # the caller has checked it
     place = NetworkSource(source, "text.transformer", weights)
     random = weights == "random" or (place.path is not None and not place.weight_files)
 

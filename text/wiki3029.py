@@ -95,10 +95,12 @@ def _documents(source: Path, unit: Unit, encoding: str) -> Iterator[Document]:
             yield from (Document(title, split_sentences(text)) for title, text in pages(file))
             continue
         inside = file.relative_to(source).as_posix() if file != source else file.name
-        are_rows = ends_with(file, ROWS)
-        for document in documents_of(file_pieces(file, "documents" if are_rows else unit, None, encoding)):
-            name = f"{inside}: {document.name}" if are_rows else inside  # rows of several files share numbers
-            yield Document(name, document.sentences)
+        if ends_with(file, ROWS):
+            for document in documents_of(file_pieces(file, "documents", None, encoding)):
+                yield Document(f"{inside}: {document.name}", document.sentences)  # rows of several files share numbers
+        else:
+            for document in documents_of(file_pieces(file, unit, None, encoding)):
+                yield Document(inside, document.sentences)
 
 
 def is_dump(path: Path) -> bool:

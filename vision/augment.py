@@ -156,7 +156,7 @@ class Parameters:
 
 
 class Augmentation:
-    """Random views of one image (C, H, W) or a batch (n, C, H, W). Drawn on the CPU: the same on every device."""
+    """Random views of one image (C, H, W) or a batch (n, C, H, W). A seed gives the same views on every device."""
 
     def __init__(self, config: AugmentConfig) -> None:
         self.config = config

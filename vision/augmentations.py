@@ -135,7 +135,9 @@ class Augment:
                 )
 
     def __call__(self, images: Image.Image | Tensor, generator: torch.Generator | None = None) -> list[Tensor]:
-        """Return a view for each of `configs`, normalised if mean and std are set: (C, size, size), or a batch of them.
+        """Return a view (C, size, size), or (n, C, size, size) of a batch, for each of `configs`.
+
+        Views are float in [0, 1], or normalised by mean and std.
 
         Args:
             images: a PIL image, or a tensor (C, H, W) or (n, C, H, W), uint8 or float in [0, 1], on any device.

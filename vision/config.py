@@ -49,7 +49,8 @@ class CheckedSettings(VisionSettings):
             update = {name: value for name, value in defaults if getattr(self.encoder, name) is None}
             self._fill("encoder", self.encoder.model_copy(update=update))
         if self.views is None:
-            self._fill("views", 1 if framework.single else len(self.columns or ()) or 2)
+            views = len(self.columns or ()) or 2
+            self._fill("views", 1 if framework.single else views)
         if self.negatives is None:
             self._fill("negatives", framework.default_negatives)
         if framework.table is not None and self.own_table is None:

@@ -138,7 +138,8 @@ class FrameworkEvaluation:
     def _retrieval(self, module: Framework, objective: Any, pairs: PairedSet) -> dict[str, float]:
         """Find the pair of each row among all others. With captions, also classify images by their captions."""
         read = transformed(module.embedding, objective)
-        first, ids, same_kind = self.extract(module, read, pairs.images), pairs.ids[:, :2], not pairs.captions
+        first = self.extract(module, read, pairs.images)
+        ids, same_kind = pairs.ids[:, :2], not pairs.captions
         if same_kind:
             one, other = "first", "second"
             second = self.extract(module, read, pairs.others[0])
@@ -203,8 +204,9 @@ def recall(a: Tensor, b: Tensor, ids: Tensor, same_kind: bool = False) -> dict[s
     """Find a positive of every distinct query among the distinct candidates, by cosine, as COCO retrieval does.
 
     recall@k is the share of queries with a positive among the k nearest. Ties count as found. chance@1 is the recall@1
-    of a random order. a, b: (n, d) queries and candidates, row by row. ids: (n, 2) their numbers, equal ones of equal
-    vectors. same_kind: both columns number the same items, so the query itself does not count.
+    of a random order. a, b: (n, d) queries and candidates, row by row. ids: (n, 2) their numbers. Rows with
+    the same number have the same vector. same_kind: both columns number the same items, so the query itself does not
+    count.
     """
     queries, of_query, query = _distinct(ids[:, 0])
     candidates, of_candidate, candidate = _distinct(ids[:, 1])
@@ -239,6 +241,9 @@ def _distinct(numbers: Tensor) -> tuple[int, Tensor, Tensor]:
 
 
 def zero_shot(images: Tensor, captions: Tensor, labels: Tensor) -> float:
-    """Return the share of images (n, d) that are nearest, by cosine, to the caption (C, d) of their class (n,)."""
+    """Return the share of images (n, d) that are nearest, by cosine, to the caption (C, d) of their class.
+
+    labels: (n,), -1 where missing: such images do not count.
+    """
     nearest = (_unit(images) @ _unit(captions).T).argmax(1).cpu()
     return float((nearest == labels.cpu())[labels.cpu() >= 0].double().mean())

@@ -41,9 +41,11 @@ class ImageEmbedder(Embedder):
     def read(self, source: str, column: str | None = None) -> Inputs:
         """Read one image, all images of a folder and its subfolders by name, or any training source."""
         path = Path(source).expanduser()
-        where, files = path.parent, [path] * (path.is_file() and reader_of(source) is None)
+        where, files = path.parent, []
         if path.is_dir():
             where, files = path, scan(path).images()
+        elif path.is_file() and reader_of(source) is None:
+            files = [path]
         images: Named = ((file.relative_to(where).as_posix(), partial(file_bytes, file)) for file in files)
         if not files:
             where, images = Path(), _of_source(source, path, self.decoded, column)

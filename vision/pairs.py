@@ -92,7 +92,10 @@ def class_order(per_class: int | None, images: ImageSet, batch_size: int, world_
 
 @dataclass(frozen=True, eq=False)
 class PairedSet(ImageSet):
-    """Images in rows: `images` is the first column. ids (n, columns): numbers of distinct images, and of captions."""
+    """Images in rows. `images` is the first column, `others` are the further ones. captions: of each row, or empty.
+
+    ids (n, columns): numbers of distinct images, and in their own column of distinct captions.
+    """
 
     others: tuple[Images, ...] = ()
     captions: tuple[str, ...] = ()

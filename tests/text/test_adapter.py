@@ -209,9 +209,8 @@ def test_multichannel_and_expansion(corpus, tmp_path):
     assert "novel" in encoder.tokens.index
     assert "a_phrase" not in encoder.tokens.index
     plain = expanded(adapter.module, adapter.tokens, str(vectors))[0]
-    assert encoder.encode(["word1 word2"]) == pytest.approx(
-        make(corpus, tmp_path, channels="both", vectors=str(vectors)).encoder().encode(["word1 word2"]), abs=1e-5
-    )
+    other = make(corpus, tmp_path, channels="both", vectors=str(vectors)).encoder()
+    assert encoder.encode(["word1 word2"]) == pytest.approx(other.encode(["word1 word2"]), abs=1e-5)
     assert plain.width == 16
     assert not np.allclose(encoder.encode("novel"), encoder.encode("word29xyz"))
     vectors.write_text("nothing 1 2\n")
@@ -284,10 +283,9 @@ def test_classifiers_and_losses_of_arora_measure_held_out_sentences(corpus, tmp_
     assert {f"document/{name}/{task}" for name in ("trained", "few") for task in ("avg-10", "top-5")} <= set(found)
     adapter = make(corpus, tmp_path, encoder="bow", pairs="blocks", block_size=3, losses=True)
     found = adapter.evaluate(dipole.objective("blocks(k=2)"))
-    rows = adapter.train_rows, adapter.held_rows
-    parts = [
-        part for r in rows for part in (adapter._probe().sides(r)[0], torch.from_numpy(adapter.sentences.document[r]))
-    ]
+    parts = []
+    for rows in (adapter.train_rows, adapter.held_rows):
+        parts += [adapter._probe().sides(rows)[0], torch.from_numpy(adapter.sentences.document[rows])]
     expected = block_losses(*parts, BlockShape(3, 2), adapter.seed.probe)
     assert {f"losses/{name}": value for name, value in expected.items()}.items() <= found.items()
     assert not [name for name in found if name.startswith("document/mean")]

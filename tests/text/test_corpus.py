@@ -135,7 +135,13 @@ def test_rows_of_files_of_parquet_and_of_datasets_are_documents(tmp_path):
         assert len(documents(tmp_path / "set")) == 6
 
 
-def test_lines_of_a_file_are_sentences(tmp_path, monkeypatch):
+def test_lines_of_a_file_are_sentences_but_very_long_ones_and_control_characters_are_read(tmp_path, monkeypatch):
+    (tmp_path / "b.txt").write_bytes(b"A b c. " * 20_000 + b"\x00\x01 the end.")
+    assert list(read_pieces(str(tmp_path / "b.txt")))
+    (tmp_path / "a.txt").write_text("word " * 500_000)
+    assert list(read_pieces(str(tmp_path / "a.txt")))
+    monkeypatch.setattr(reading, "LONGEST_LINE", 1_000_000)
+    refused(DataError, "a line of more than 1,000,000 char", documents, tmp_path / "a.txt", unit="sentences")
     monkeypatch.setattr(reading, "PIECE", 50)
     (tmp_path / "0.txt").write_text(text_of(0, 3000), encoding="utf-8")
     (document,) = documents_of(read_pieces(str(tmp_path / "0.txt"), unit="sentences"))
@@ -215,15 +221,6 @@ def test_damaged_and_missing_files_are_refused(tmp_path, name, content, message)
 def test_files_that_are_no_text_are_refused(tmp_path, name, content, message, encoding):
     (tmp_path / name).write_bytes(content)
     refused(DataError, message, documents, tmp_path / name, encoding=encoding)
-
-
-def test_very_long_lines_are_no_sentences_and_stray_control_characters_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "LONGEST_LINE", 1_000_000)
-    (tmp_path / "a.txt").write_text("word " * 500_000)
-    refused(DataError, "a line of more than 1,000,000 char", documents, tmp_path / "a.txt", unit="sentences")
-    assert list(read_pieces(str(tmp_path / "a.txt")))
-    (tmp_path / "b.txt").write_bytes(b"A b c. " * 20_000 + b"\x00\x01 the end.")
-    assert list(read_pieces(str(tmp_path / "b.txt")))
 
 
 @pytest.mark.parametrize(("name", "content", "encoding"), [

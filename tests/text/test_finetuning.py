@@ -44,9 +44,9 @@ def checkpoint(tmp_path_factory):
     return write_bert(tmp_path_factory.mktemp("bert"), 20, num_hidden_layers=3)
 
 
-def built(folder, **settings):
+def built(folder, vocabulary=10, **settings):
     torch.manual_seed(1)
-    return build_transformer(TextSettings(encoder="transformer", transformer=str(folder), **settings), 10)
+    return build_transformer(TextSettings(encoder="transformer", transformer=str(folder), **settings), vocabulary)
 
 
 def test_the_states_are_those_of_transformers_also_with_new_adapters(checkpoint):
@@ -86,14 +86,10 @@ def test_what_is_wrong_is_said_once(checkpoint, tmp_path):
     sizes |= {"num_hashes": 1, "num_buckets": 4, "vocab_size": 300, "is_decoder": False}
     # Reformer hashes states at random, in sentences longer than its chunk of 64.
     reformer = transformers.ReformerConfig(attn_layers=["lsh"], axial_pos_embds=False, **sizes)
-    for config, words in (
-        (reformer, "ReformerModel is random in evaluation mode"),
-        (transformers.CanineConfig(**SMALL), "canine model reads characters"),
-    ):
+    canine, characters = transformers.CanineConfig(**SMALL), "canine model reads characters"
+    for config, words in ((reformer, "ReformerModel is random in evaluation mode"), (canine, characters)):
         AutoModel.from_config(config).save_pretrained(tmp_path)
-        refused(
-            ConfigError, words, build_transformer, TextSettings(transformer=str(tmp_path), encoder="transformer"), 300
-        )
+        refused(ConfigError, words, built, tmp_path, 300)
 
 
 def test_a_folder_counts_by_its_content(checkpoint, tmp_path):
@@ -279,7 +275,7 @@ def odd_model(folder, name, **more):
     """A model whose sizes have names of their own."""
     torch.manual_seed(0)
     AutoModel.from_config(getattr(transformers, name)(**{**SMALL, "vocab_size": 300, **more})).save_pretrained(folder)
-    return build_transformer(TextSettings(encoder="transformer", transformer=str(folder)), 300)
+    return built(folder, 300)
 
 
 LED = {

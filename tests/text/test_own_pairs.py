@@ -235,12 +235,10 @@ def test_sentences_without_finite_vectors_have_no_rank():
     f = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
     f[2, 0] = torch.nan
     none = torch.zeros(4, 0, dtype=torch.long)
-    for measured in (
-        lambda: find_positives(f, f, torch.arange(4), torch.arange(4, 8), none),
-        lambda: next_sentence(f, f, torch.zeros(8)),
-        lambda: nearest_sentences([0], f, list("abcdefgh")),
-    ):
-        refused(DataError, "1 of 8 sentences are not finite", measured)
+    said = "1 of 8 sentences are not finite"
+    refused(DataError, said, find_positives, f, f, torch.arange(4), torch.arange(4, 8), none)
+    refused(DataError, said, next_sentence, f, f, torch.zeros(8))
+    refused(DataError, said, nearest_sentences, [0], f, list("abcdefgh"))
 
 
 RECIPE = """

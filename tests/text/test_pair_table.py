@@ -86,12 +86,9 @@ def batches_of(rows, order, size):
         batches.append(batch)
 
 
-def draw(epoch, tried, count):
-    return np.random.default_rng((epoch, tried)).permutation(count)
-
-
 class Drawn(ColumnPairs):
-    order = staticmethod(draw)
+    def order(self, epoch, tried, count):
+        return np.random.default_rng((epoch, tried)).permutation(count)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -107,7 +104,7 @@ def test_numbers_and_batches_equal_a_plain_loop(small, tmp_path, seed, cached):
     config = TextSettings(pairs="columns", corpus="t.jsonl")
     pairs = Drawn(config, TableData(config, None, None, table), np.arange(len(table)), 4, None, None, 1)
     for epoch in range(3):
-        reference = batches_of(expected, draw(epoch, 0, len(table)).tolist(), 4)
+        reference = batches_of(expected, pairs.order(epoch, 0, len(table)).tolist(), 4)
         common = min(len(reference), pairs.steps_per_epoch)
         assert common > 10
         assert [pairs.rows_of(epoch)(place).tolist() for place in range(common)] == reference[:common]
@@ -309,7 +306,7 @@ VALUES = [{"anchor": f"a{i} \\ud \u4f60", "positive": ["b]", "{", '"'], "n": [1.
 
 
 @pytest.mark.parametrize("written", ["lines", "array", "indented", "spread", "crlf"])
-def test_reads_arrays_and_lines_alike(tmp_path, written):
+def test_reads_arrays_and_lines_alike_and_lines_that_are_arrays(tmp_path, written):
     text = {
         "lines": "".join(json.dumps(value) + "\n" for value in VALUES),
         "array": json.dumps(VALUES),
@@ -319,6 +316,9 @@ def test_reads_arrays_and_lines_alike(tmp_path, written):
     }[written]
     (tmp_path / "t.json").write_text(text, encoding="utf-8", newline="")
     assert rows(tmp_path / "t.json") == VALUES
+    values = [["a sentence", "another " * random.Random(0).randrange(20_000, 30_000)], ["third"]]
+    for part in (values, values[::-1], values[:1]):
+        assert rows(write_rows(tmp_path / "t.jsonl", part)) == part
 
 
 ROW = '{"anchor": "a", "positive": "b"}'
@@ -381,9 +381,3 @@ def test_lists_and_bytes_as_text_are_told(tmp_path, cell):
     rows = [{"anchor": "a", "positive": "b", "split": part} for part in ("train", "dev")]
     with pytest.warns(UserWarning, match="every 'split' are trained, those of dev too"):
         read_pairs(write_rows(tmp_path / "a.jsonl", rows))
-
-
-def test_lines_that_are_arrays_stay_lines(tmp_path):
-    values = [["a sentence", "another " * random.Random(0).randrange(20_000, 30_000)], ["third"]]
-    for part in (values, values[::-1], values[:1]):
-        assert rows(write_rows(tmp_path / "t.jsonl", part)) == part

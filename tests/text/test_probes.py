@@ -177,17 +177,15 @@ def sklearn_nested(x, y, k, grid, **options):
     outer = StratifiedKFold(k, shuffle=True, random_state=1111)
     inner = StratifiedKFold(k, shuffle=True, random_state=1111)
     dev, test = [], []
+
+    def score(train, held, c):
+        return LogisticRegression(C=c, **options).fit(x[train], y[train]).score(x[held], y[held])
+
     for train, held in outer.split(x, y):
-        scores = []
-        for c in grid:
-            each = [
-                LogisticRegression(C=c, **options).fit(x[train][a], y[train][a]).score(x[train][b], y[train][b])
-                for a, b in inner.split(x[train], y[train])
-            ]
-            scores.append(round(100 * np.mean(each), 2))
+        folds = [(train[a], train[b]) for a, b in inner.split(x[train], y[train])]
+        scores = [round(100 * np.mean([score(*fold, c) for fold in folds]), 2) for c in grid]
         dev.append(max(scores))
-        best = LogisticRegression(C=grid[int(np.argmax(scores))], **options).fit(x[train], y[train])
-        test.append(round(100 * best.score(x[held], y[held]), 2))
+        test.append(round(100 * score(train, held, grid[int(np.argmax(scores))]), 2))
     return round(np.mean(dev), 2), round(np.mean(test), 2)
 
 

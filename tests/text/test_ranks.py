@@ -122,10 +122,8 @@ def test_ranks_with_and_without_microbatches_are_one_process(ranks, single):
     assert min(off(ranks[1], single).values()) > 1e-6
 
 
-@pytest.mark.parametrize(
-    ("encoder", "microbatch"), [("uni", 1), ("combine", 3), ("bow", 1), ("bow", 3), ("transformer", 3)]
-)
-def test_microbatches_are_the_undivided_batch(corpus, tmp_path, encoder, microbatch):
+@pytest.mark.parametrize(("encoder", "size"), [("uni", 1), ("combine", 3), ("bow", 1), ("bow", 3), ("transformer", 3)])
+def test_microbatches_are_the_undivided_batch(corpus, tmp_path, encoder, size):
     """Sentences of unequal length, with dropout of the sentence vectors, which is drawn for the batch."""
     settings = {"encoder": encoder} if encoder == "bow" else {"encoder": "gru", "direction": encoder}
     dropout = 0.2
@@ -137,5 +135,5 @@ def test_microbatches_are_the_undivided_batch(corpus, tmp_path, encoder, microba
     names = ("window 1, zero", "blocks", "views", "columns, two encoders")
     cases = {name: CASES[name] for name in names if dropout or name != "views"}
     whole = measured(corpus, dropout=dropout, cases=cases, **settings)
-    divided = measured(corpus, dropout=dropout, microbatch=microbatch, cases=cases, **settings)
+    divided = measured(corpus, dropout=dropout, microbatch=size, cases=cases, **settings)
     assert max(off(divided, whole).values()) < 1e-12

@@ -83,6 +83,10 @@ def test_a_missing_task_stops_before_anything_is_encoded(tiny, tmp_path):
     assert not batcher.seen
     refused(DataError, r"custrev.pos.*downstream", load_task, "CR", tmp_path / "absent")
     refused(DataError, "Did you mean 'MRPC'", load_task, "MRPS", tmp_path)
+    (tmp_path / "downstream/MRPC").mkdir()
+    for part in ("train", "test"):  # with a header alone
+        (tmp_path / f"downstream/MRPC/msr_paraphrase_{part}.txt").write_text("a\tb\tc\td\te\n")
+    refused(DataError, "MRPC: no sample in train, test below", load_task, "MRPC", tmp_path, check=False)
 
 
 def test_features_are_cached_by_encoder_and_text(tiny, tmp_path):

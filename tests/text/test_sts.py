@@ -164,6 +164,7 @@ def test_vectors_that_are_not_finite_have_no_score(folder, tmp_path, how, task, 
         found[::10] = value
         return found
 
+    prepare, _ = senteval.for_genuine(vectors)
     params = {"task_path": str(folder[0]), "progress": False}
     if how == "cache":
         params |= {"cache": str(tmp_path), "cache_key": "k"}
@@ -176,9 +177,7 @@ def test_vectors_that_are_not_finite_have_no_score(folder, tmp_path, how, task, 
         "cache": lambda: senteval.SE(params, batcher).eval(task),
         "engine": lambda: senteval.SE(params, lambda _, batch: vectors([" ".join(each) for each in batch])).eval(task),
         "evaluate": lambda: senteval.evaluate(vectors, [task], folder[0], progress=False),
-        "the first SentEval": lambda: senteval.for_genuine(vectors)[0](
-            senteval.Params(), senteval.load_task(task, folder[0]).samples()
-        ),
+        "the first SentEval": lambda: prepare(senteval.Params(), senteval.load_task(task, folder[0]).samples()),
     }
     said = r"of \d+ vectors are not finite \(NaN or infinity\): the encoder has diverged"
     refused(DataError, r"STS12: .* not finite" if how == "cache" else said, calls[how])

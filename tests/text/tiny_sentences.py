@@ -22,16 +22,13 @@ def tiny_model(folder, dropout=0.0, width=16, layers=1, words=WORDS):
     """A SentenceTransformer of a BERT with one layer and mean pooling, its files written into a folder."""
     tokenizer = Tokenizer(models.WordLevel({w: n for n, w in enumerate((*SPECIAL, *words.split()))}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
+    frame = [("[CLS]", 2), ("[SEP]", 3)]
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=frame)
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(SPECIAL) + len(words.split()), hidden_size=width, num_hidden_layers=layers,
-        num_attention_heads=2,
-        intermediate_size=2 * width, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
-        max_position_embeddings=32,
-    )  # fmt: skip
+    sizes = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": layers}
+    sizes |= {"num_attention_heads": 2, "max_position_embeddings": 32}
+    sizes |= {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    config = BertConfig(vocab_size=len(SPECIAL) + len(words.split()), **sizes)
     # A model made from the folder before may have its file mapped, and safetensors before 0.8 writes into it.
     Path(folder, "model.safetensors").unlink(missing_ok=True)
     BertModel(config, add_pooling_layer=False).save_pretrained(folder)

@@ -110,7 +110,7 @@ def test_settings_of_the_other_data_are_refused(recipe, settings):
     refused(ConfigError, "9 for 10 classes", load_recipe, "gaussian-classes", ["toy.points=9"])
 
 
-def test_the_released_cllr_acts_on_the_encoders_features_of_every_view():
+def test_the_released_cllr_acts_on_the_encoders_features_of_every_view_also_in_microbatches(tmp_path):
     data = of(points=200)
     batch = data.batch(torch.arange(32), torch.Generator().manual_seed(0))
     assert data.embed(batch).features == ()
@@ -121,9 +121,6 @@ def test_the_released_cllr_acts_on_the_encoders_features_of_every_view():
     expected = sum((each - normalize(each @ L.T @ L, dim=1)).norm() for each in rows) / 32
     value = loss(found).terms["cllr"].value
     torch.testing.assert_close(value, expected, rtol=1e-5, atol=0)
-
-
-def test_a_run_with_the_released_cllr_is_the_same_in_microbatches(tmp_path):
     found = []
     for more in ([], ["train.microbatch=16"]):
         settings = ["train.steps=4", "toy.test_points=100", "objective=infonce + cllr(variant=released, rank=5)", *more]

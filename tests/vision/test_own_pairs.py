@@ -108,10 +108,8 @@ def test_what_does_not_fit_is_refused(wrong, said):
 
 def test_views_come_from_the_columns_and_no_image_is_on_both_sides(table, tmp_path):
     still = {"size": SIDE, "crop_scale": [1, 1], "crop_ratio": [1, 1], "flip": 0, "jitter": 0, "grey": 0}
-    config = settings(
-        pairs="columns", columns=["image", "positive"], augment=still, data={"source": str(table / "pairs.csv")}
-    )
-    made = adapter(config)
+    data = {"source": str(table / "pairs.csv")}
+    made = adapter(settings(pairs="columns", columns=["image", "positive"], augment=still, data=data))
     batch = next(iter(made.batches(0)))
     pairs = made.parts.pretrain
     for view, column in zip(batch.views, pairs.columns, strict=True):
@@ -121,10 +119,8 @@ def test_views_come_from_the_columns_and_no_image_is_on_both_sides(table, tmp_pa
     stored = np.asarray(Image.open(table / "images" / f"{number}b.png"))
     assert np.array_equal(pairs.others[0][batch.rows[0]].permute(1, 2, 0).numpy(), stored)
     results = made.evaluate(objective("infonce", dim=8))
-    assert set(results) == {
-        f"retrieval/{way}/{name}" for way in ("first_to_second", "second_to_first")
-        for name in ("recall@1", "recall@5", "recall@10", "chance@1")
-    }  # fmt: skip
+    ways, names = ("first_to_second", "second_to_first"), ("recall@1", "recall@5", "recall@10", "chance@1")
+    assert set(results) == {f"retrieval/{way}/{name}" for way in ways for name in names}
     rows = [{"image": str(table / f"images/{n % 10}.png"), "caption": f"number {n}"} for n in range(30)]
     write(tmp_path / "pairs.csv", rows)
     pairs = pairs_of(tmp_path / "pairs.csv", "image", "caption", captions=True)
@@ -136,11 +132,8 @@ def test_views_come_from_the_columns_and_no_image_is_on_both_sides(table, tmp_pa
 
 
 def test_cells_of_lines_and_of_parquet(tmp_path, table):
-    lines = [
-        {"image": str(table / "images/0.png"), "caption": ["one ", "  another"]},
-        {"image": str(table / "images/1.png"), "caption": None},
-        {"image": str(table / "images/2.png"), "caption": "third"},
-    ]
+    cells = enumerate((["one ", "  another"], None, "third"))
+    lines = [{"image": str(table / f"images/{number}.png"), "caption": cell} for number, cell in cells]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.warns(UserWarning, match="1 of 3 rows lack"):
         pairs = pairs_of(tmp_path / "pairs.jsonl", "image", "caption", captions=True)

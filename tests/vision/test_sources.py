@@ -357,7 +357,7 @@ def test_folders_without_images_and_beside_splits_are_named(tmp_path):
 
 
 @posix
-def test_links_to_folders_are_followed(tmp_path):
+def test_links_to_folders_are_followed_and_may_lead_nowhere_or_in_circles(tmp_path):
     images(tmp_path / "pool", "a", "b/inner")
     root = tmp_path / "root"
     images(root, "cat")
@@ -367,20 +367,15 @@ def test_links_to_folders_are_followed(tmp_path):
     assert opened(root).counts() == {"cat": 7, "dog": 3}
     (tmp_path / "link").symlink_to(root)
     assert opened(tmp_path / "link").counts() == {"cat": 7, "dog": 3}
-
-
-@posix
-def test_links_that_lead_nowhere_or_in_circles(tmp_path):
-    images(tmp_path, "cat", "dog")
-    (tmp_path / "cat" / "up").symlink_to(tmp_path)
-    (tmp_path / "cat" / "self").symlink_to("self")
-    (tmp_path / "bird").symlink_to("/nowhere/birds")
+    other = images(tmp_path / "other", "cat", "dog")
+    for name, to in (("cat/up", other), ("cat/self", "self"), ("bird", "/nowhere/birds")):
+        (other / name).symlink_to(to)
     with pytest.warns(UserWarning, match=r"bird \(a link to /nowhere/birds, which is not there\)"):
-        assert opened(tmp_path).counts() == {"cat": 3, "dog": 3}
-    (tmp_path / "dog" / "9.png").symlink_to("/nowhere/9.png")
-    (tmp_path / "bird").unlink()
-    (tmp_path / "cat" / "self").unlink()
-    refused(DataError, r"1 of 7 .*9\.png", opened, tmp_path)
+        assert opened(other).counts() == {"cat": 3, "dog": 3}
+    (other / "dog" / "9.png").symlink_to("/nowhere/9.png")
+    (other / "bird").unlink()
+    (other / "cat" / "self").unlink()
+    refused(DataError, r"1 of 7 .*9\.png", opened, other)
 
 
 @posix
@@ -458,7 +453,7 @@ def test_columns_and_file_names_of_metadata(tmp_path):
         assert opened(tmp_path, on_corrupt="skip").counts() == {"a": 1}
 
 
-def test_tiny_imagenet_and_tables_that_are_not_read(tmp_path):
+def test_tiny_imagenet_and_tables_of_others_and_of_pixels_that_are_not_read(tmp_path):
     images(tmp_path, "train/n1/images", "train/n2/images", "val/images", "test/images", count=3)
     (tmp_path / "val" / "val_annotations.txt").write_text("0.png\tn2\t0\t32\t44\t62\n1.png\tn1\n2.png\tn2\t1\n")
     parts = load(DataConfig(source=str(tmp_path), test_split="val"), Seeds(0))
@@ -472,9 +467,6 @@ def test_tiny_imagenet_and_tables_that_are_not_read(tmp_path):
         (loose / place).unlink()
     (tmp_path / "coco.json").write_text('{"info": {}, "images": [], "annotations": [], "categories": []}')
     refused(DataError, "annotation file of COCO is not read. Give the folder", opened, tmp_path / "coco.json")
-
-
-def test_tables_of_pixels_are_refused_in_a_few_words(tmp_path):
     wide = pandas.DataFrame({"label": [1], **{f"pixel{i}": [0] for i in range(784)}})
     wide.to_csv(tmp_path / "mnist.csv", index=False)
     wide.to_parquet(tmp_path / "mnist.parquet")

@@ -262,8 +262,8 @@ def test_a_run_on_shards(shards, tmp_path):
 def unpacked(work, tmp_path, archive, members):
     """Pack members as a downloaded archive, prepare them, and return the folder of the data set."""
     downloads, folder = tmp_path / "downloads", tmp_path / "folder"
-    for each in (downloads, folder):
-        each.mkdir(parents=True, exist_ok=True)
+    downloads.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     tar(downloads / archive, members.items(), "w:gz")
     work(downloads, folder)
     return folder
@@ -275,9 +275,9 @@ def pickled(table):
 
 def test_downloaded_archives_of_cifar_and_stl10(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (6, 5, 3072), dtype=np.uint8)
-    named = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
-    batches = {n: {b"batch_label": n.encode(), b"labels": [0, 2, 1, 1, 0], b"data": rows}
-               for n, rows in zip(named, pixels, strict=True)}  # fmt: skip
+    batches = {}
+    for name, rows in zip([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"], pixels, strict=True):
+        batches[name] = {b"batch_label": name.encode(), b"labels": [0, 2, 1, 1, 0], b"data": rows}
     assert np.array_equal(pickle.loads(pickled(batches["test_batch"]), encoding="bytes")[b"data"], pixels[5])
     batches["batches.meta"] = {b"label_names": [b"cat", b"dog", b"owl"], b"num_vis": 9}
     inside = "cifar-10-batches-py"
@@ -290,9 +290,8 @@ def test_downloaded_archives_of_cifar_and_stl10(tmp_path):
     for damaged, said in ((code, "asks for os.mkdir, which is not called"), (members[f"{inside}/test_batch"][:99], "")):
         (folder / "data_batch_3").write_bytes(damaged)
         refused(DataError, f"cannot be read as arrays: .*{said}", load, DataConfig(source=str(folder)), Seeds(0))
-    tables = {"train": pixels[0], "test": pixels[1]}
-    tables = {n: {b"coarse_labels": [0] * 5, b"fine_labels": [99, 0, 5, 5, 7], b"data": rows}
-              for n, rows in tables.items()}  # fmt: skip
+    labels = {b"coarse_labels": [0] * 5, b"fine_labels": [99, 0, 5, 5, 7]}
+    tables = {split: labels | {b"data": rows} for split, rows in zip(("train", "test"), pixels[:2], strict=True)}
     tables["meta"] = {b"fine_label_names": [b"f%d" % i for i in range(100)], b"coarse_label_names": [b"x"]}
     members = {f"cifar-100-python/{name}": pickled(table) for name, table in tables.items()}
     folder = unpacked(prepare.cifar100, tmp_path / "100", "cifar-100-python.tar.gz", members)
@@ -307,5 +306,5 @@ def test_downloaded_archives_of_cifar_and_stl10(tmp_path):
     assert (len(parts.pretrain), parts.train.labels.tolist()) == (2, [0, 9])
     other, said = {"cifar-10-batches-bin/data_batch_1.bin": b"x"}, r"holds no cifar-10-batches-py/batches\.meta"
     refused(DataError, said, unpacked, prepare.cifar10, tmp_path / "x", "cifar-10-python.tar.gz", other)
-    refused(DataError, r"no stl10_binary/train_X\.bin", unpacked, prepare.stl10, tmp_path / "x", "stl10_binary.tar.gz",
-            {"x": b"x"})  # fmt: skip
+    said = r"no stl10_binary/train_X\.bin"
+    refused(DataError, said, unpacked, prepare.stl10, tmp_path / "x", "stl10_binary.tar.gz", other)

@@ -207,7 +207,9 @@ class Pooled(Encoder):
 
     def append(self, described: Mapping[str, Any]) -> None:
         self.described_layers.append(dict(described))
-        self.layers.append(LAYERS[described["kind"]](**{k: value for k, value in described.items() if k != "kind"}))
+        options = dict(described)
+        build = LAYERS[options.pop("kind")]
+        self.layers.append(build(**options))
         self.width = int(described.get("out", self.width))
 
     def forward(self, chunk: Chunk) -> Tensor:

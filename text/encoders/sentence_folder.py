@@ -133,7 +133,9 @@ def _modes(config: dict[str, Any]) -> tuple[str, ...]:
     given = config.get("pooling_mode")
     if given is None:
         given = [mode for mode, old in zip(POOLING, _LEGACY, strict=True) if config.get(f"pooling_mode_{old}")]
-    return (given,) if isinstance(given, str) else tuple(given) or ("mean",)
+    if isinstance(given, str):
+        return (given,)
+    return tuple(given) or ("mean",)
 
 
 def _weights(source: str, path: str) -> dict[str, Tensor]:

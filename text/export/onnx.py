@@ -73,9 +73,10 @@ def _last_states(part: networks.WordGRU, ids: Tensor, mask: Tensor, grus: Iterat
     backwards = ids.gather(1, (end - torch.arange(ids.shape[1])).clamp_min(0))
     states = []
     recurrent: Any = part.recurrent
-    for order in (order for gru in recurrent for order in (ids, backwards)[: 1 + gru.bidirectional]):
-        found, _ = next(grus)(part.table(order))  # (B, T, H)
-        states.append(found.gather(1, end[..., None].expand(-1, -1, found.shape[2]))[:, 0])
+    for gru in recurrent:
+        for order in (ids, backwards)[: 1 + gru.bidirectional]:
+            found, _ = next(grus)(part.table(order))  # (B, T, H)
+            states.append(found.gather(1, end[..., None].expand(-1, -1, found.shape[2]))[:, 0])
     return torch.cat(states, 1)
 
 

@@ -271,15 +271,18 @@ def for_genuine(encode: Any) -> tuple[Prepare, Batcher]:
     encode = as_encode(encode)
     known: dict[str, np.ndarray] = {}
 
-    def batcher(params: Params, batch: list[Sentence]) -> np.ndarray:
-        sentences = [" ".join(sentence) for sentence in batch]
+    def add(sentences: Iterable[str]) -> None:
         if new := sorted(set(sentences) - known.keys()):
             known.update(zip(new, as_rows(encode(new), len(new), "encode"), strict=True))
-        return np.array([known[sentence] for sentence in sentences])
 
     def prepare(params: Params, samples: list[Sentence]) -> None:
         known.clear()
-        batcher(params, samples)
+        add(" ".join(sentence) for sentence in samples)
+
+    def batcher(params: Params, batch: list[Sentence]) -> np.ndarray:
+        sentences = [" ".join(sentence) for sentence in batch]
+        add(sentences)
+        return np.stack([known[sentence] for sentence in sentences])
 
     return prepare, batcher
 
@@ -308,7 +311,9 @@ def as_encode(encoder: Any, batch_size: int | None = None, tokenizer: Any = None
     known = signature(method).parameters
     given = {"batch_size": batch_size or BATCH, "show_progress_bar": False}
     encode = partial(method, **{name: value for name, value in given.items() if name in known})
-    return encode if batch_size is None or "batch_size" in known else _in_batches(encode, batch_size)
+    if batch_size is None or "batch_size" in known:
+        return encode
+    return _in_batches(encode, batch_size)
 
 
 def _in_batches(

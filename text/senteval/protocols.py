@@ -224,8 +224,9 @@ def _solve_together(
     ]
 
     def final(chosen: list[int]) -> list[np.ndarray]:
-        parts = zip(problems, chosen, list(by_column), strict=True)
-        return [labels[value, problem.test].astype(np.int64) for problem, value, labels in parts]
+        places = range(len(inner), len(columns))
+        parts = zip(problems, chosen, places, strict=True)
+        return [found[value, problem.test, place].astype(np.int64) for problem, value, place in parts]
 
     return scores, final, int((~converged).sum())
 

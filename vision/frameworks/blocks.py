@@ -36,7 +36,8 @@ class BlocksConfig(Settings):
 class Blocks(OneBranch):
     """One network. The b + 1 `images` of a block, of one class, are positives (Arora et al. 2019, Sec. 8.1).
 
-    Each image of a block is x once. The block loss does not use labels, but supervised references get them.
+    Labels choose the images of a block, and each is x once. The loss does not use labels, but supervised references
+    get them.
     """
 
     table = BlocksConfig

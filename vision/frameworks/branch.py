@@ -249,7 +249,8 @@ def _trials(backbone: nn.Module) -> Iterator[Tensor]:
 class PassedFeatures:
     """Records what the encoders give their projectors, in the order of the calls.
 
-    Each branch returns (embeddings, features), of which a hook removes the features: so microbatches split both.
+    Each branch returns (embeddings, features), of which a hook removes the features, so that microbatches split both.
+    Raise ConfigError for encoders of different or unknown widths.
     """
 
     def __init__(self, branches: Sequence[Branch]) -> None:

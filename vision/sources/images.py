@@ -96,7 +96,7 @@ def decode_all(
             images.append(found)
             kept.append(i)
     if broken and (options.on_corrupt == "refuse" or not images):
-        other = ", or set vision.data.on_corrupt = 'skip'" * (options.on_corrupt == "refuse")
+        other = ", or set vision.data.on_corrupt = 'skip'" if options.on_corrupt == "refuse" else ""
         raise DataError(f"{describe(broken, len(items))}. Repair or remove them{other}.")
     if broken:
         warn(f"skipped {describe(broken, len(items))}")

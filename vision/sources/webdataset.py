@@ -48,7 +48,7 @@ def webdataset(source: str, options: Decoding, wanted: Classes) -> Source:
     """Open tar files: {000..009}, {a,b}, * and ?, several joined by ::, or a folder. Images are read in place."""
     groups = by_split(shards(source.removeprefix(SHARDS)))
     if len(groups) == 1:
-        groups = {"train": list(*groups.values())}
+        groups = {"train": next(iter(groups.values()))}
     return Source(source, tuple(groups), lambda split: select(_read(source, groups[split], options), wanted))
 
 
