@@ -358,13 +358,10 @@ def test_a_bag_of_words_of_one_piece_is_written_with_the_librarys_own_modules(tm
     refused(TrainingError, r"differ by 0\.1", export_sentence_transformer, encoder, tmp_path / "out")
 
 
-UNKNOWN = ("reference", "date", "domains", "task_subtypes", "license", "annotations_creators", "dialect",
-           "sample_creation", "bibtex_citation")  # fmt: skip
-
-
 def test_mteb_runs_on_the_exported_folder(tmp_path):
     mteb = pytest.importorskip("mteb")
-
+    unknown = ("reference", "date", "domains", "task_subtypes", "license", "annotations_creators", "dialect",
+               "sample_creation", "bibtex_citation")  # fmt: skip
     from mteb.abstasks.classification import AbsTaskClassification
     from mteb.abstasks.task_metadata import TaskMetadata
 
@@ -372,7 +369,7 @@ def test_mteb_runs_on_the_exported_folder(tmp_path):
         metadata = TaskMetadata(
             name="TinyFilms", description="good or bad", dataset={"path": "local/none", "revision": "1"},
             type="Classification", category="t2c", modalities=["text"], eval_splits=["test"], eval_langs=["eng-Latn"],
-            main_score="accuracy", **dict.fromkeys(UNKNOWN),
+            main_score="accuracy", **dict.fromkeys(unknown),
         )  # fmt: skip
         samples_per_label = 4
         n_experiments = 2

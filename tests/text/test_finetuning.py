@@ -36,8 +36,6 @@ from tests.text import test_using as using
 from tests.text.made import CPU, write_bert, write_rows
 from tests.text.test_using import SENTENCES, trained, vectors
 
-IDS = [np.array(ids) for ids in ([1, 2, 3], [4, 5], [6, 7, 8, 1])]
-
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
@@ -51,7 +49,8 @@ def built(folder, vocabulary=10, **settings):
 
 def test_the_states_are_those_of_transformers_also_with_new_adapters(checkpoint):
     part = built(checkpoint).eval()
-    batch = make_batch(IDS[:1], 1)
+    ids = [np.array(each) for each in ([1, 2, 3], [4, 5], [6, 7, 8, 1])]
+    batch = make_batch(ids[:1], 1)
     expected = AutoModel.from_pretrained(checkpoint).eval()(input_ids=torch.tensor([[1, 2, 3]])).last_hidden_state
     assert torch.allclose(part(batch.chunks[0]), expected.mean(1), atol=1e-6)
     assert part.described["weights"] == "pretrained"
@@ -60,7 +59,7 @@ def test_the_states_are_those_of_transformers_also_with_new_adapters(checkpoint)
     assert built(checkpoint / "config.json").described["weights"] == "random"
     part = built(checkpoint, lora=LoraTable(rank=2, targets=("query", "value")))
     assert len([each for each in part.parameters() if each.requires_grad]) == 3 * 2 * 2
-    batch = make_batch(IDS, 1)
+    batch = make_batch(ids, 1)
     plain = built(checkpoint).eval()(batch.chunks[0])
     assert torch.allclose(part.eval()(batch.chunks[0]), plain, atol=1e-6)
 

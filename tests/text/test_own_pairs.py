@@ -166,11 +166,9 @@ def test_usual_names_are_found(tmp_path, names, expected):
 
 def test_lists_give_several_and_missing_cells_are_counted(tmp_path):
     rows = [
-        {"a": "one", "p": ["two", "three"], "n": ["four", " ", "five"]},
-        {"a": "one", "p": "", "n": ["six"]},
-        {"a": None, "p": "seven"},
-        {"a": "eight", "p": "nine"},
-    ]
+        {"a": "one", "p": ["two", "three"], "n": ["four", " ", "five"]}, {"a": "one", "p": "", "n": ["six"]},
+        {"a": None, "p": "seven"}, {"a": "eight", "p": "nine"},
+    ]  # fmt: skip
     with pytest.warns(UserWarning, match=r"of 4 rows 2 have no 'a' or no 'p' and are skipped, 1 lack a negative"):
         found = read_pairs(write_rows(tmp_path / "t.jsonl", rows), ["a", "p", "n"])
     texts = [*found.texts, None]

@@ -302,27 +302,28 @@ def test_reads_quoted_tabs_as_they_were_written(tmp_path, quoting):
     assert [list(row.values()) for row in rows(tmp_path / "t.tsv")] == cells[1:]
 
 
-VALUES = [{"anchor": f"a{i} \\ud \u4f60", "positive": ["b]", "{", '"'], "n": [1.5, None, {"x": i}]} for i in range(30)]
-
-
 @pytest.mark.parametrize("written", ["lines", "array", "indented", "spread", "crlf"])
 def test_reads_arrays_and_lines_alike_and_lines_that_are_arrays(tmp_path, written):
+    marks = ["b]", "{", '"']
+    values = [{"anchor": f"a{i} \\ud \u4f60", "positive": marks, "n": [1.5, None, {"x": i}]} for i in range(30)]
     text = {
-        "lines": "".join(json.dumps(value) + "\n" for value in VALUES),
-        "array": json.dumps(VALUES),
-        "indented": json.dumps(VALUES, indent=2, ensure_ascii=False) + "\n",
-        "spread": "\n [" + "\n,".join(json.dumps(value) for value in VALUES) + " ] \n",
-        "crlf": json.dumps(VALUES, indent=1).replace("\n", "\r\n"),
+        "lines": "".join(json.dumps(value) + "\n" for value in values),
+        "array": json.dumps(values),
+        "indented": json.dumps(values, indent=2, ensure_ascii=False) + "\n",
+        "spread": "\n [" + "\n,".join(json.dumps(value) for value in values) + " ] \n",
+        "crlf": json.dumps(values, indent=1).replace("\n", "\r\n"),
     }[written]
     (tmp_path / "t.json").write_text(text, encoding="utf-8", newline="")
-    assert rows(tmp_path / "t.json") == VALUES
+    assert rows(tmp_path / "t.json") == values
     values = [["a sentence", "another " * random.Random(0).randrange(20_000, 30_000)], ["third"]]
     for part in (values, values[::-1], values[:1]):
         assert rows(write_rows(tmp_path / "t.jsonl", part)) == part
 
 
 ROW = '{"anchor": "a", "positive": "b"}'
-TABLES = [
+
+
+@pytest.mark.parametrize(("name", "data", "message"), [
     ("t.csv", "anchor,positive\na,b\n\nc,d,e\n", r"t\.csv, line 4: 3 cells, the header names 2"),
     ("t.csv", 'anchor,positive\n"a\nb",c\nd\n', r"line 4: 1 cell,"),
     ("t.csv", 'anchor,positive\na,"b\n', r"t\.csv, line 2: not CSV"),
@@ -355,10 +356,7 @@ TABLES = [
     ("t.parquet", "PAR1 no", "not a readable parquet file"),
     ("a.parquet", "", "0 bytes. If it is damaged, fetch or write it again"),
     ("a.parquet", None, "holds no row. Choose another file"),
-]
-
-
-@pytest.mark.parametrize(("name", "data", "message"), TABLES)
+])  # fmt: skip
 def test_what_is_no_table_of_pairs_is_named(tmp_path, capfd, name, data, message):
     if data is None:
         pandas.DataFrame({"anchor": [], "positive": []}).to_parquet(tmp_path / name)

@@ -67,14 +67,11 @@ def test_result_keys_protocol_and_order(tiny, capsys):
     # Each sentence is encoded once, short ones first.
     assert [len(s) for s in batcher.seen] == sorted(len(s) for s in batcher.seen)
     assert () in batcher.seen
-
-
-@pytest.mark.parametrize(("given", "protocol"), [
-    ({}, "fast"), ({"usepytorch": True}, "senteval-torch"),
-    ({"usepytorch": False}, "senteval-sklearn"), ({"protocol": "skip-thoughts"}, "skip-thoughts"),
-])  # fmt: skip
-def test_usepytorch_or_protocol_selects(tiny, given, protocol):
-    assert senteval.SE(params(tiny, **given), Batcher()).settings.protocol == protocol
+    for given, protocol in (
+        ({}, "fast"), ({"usepytorch": True}, "senteval-torch"),
+        ({"usepytorch": False}, "senteval-sklearn"), ({"protocol": "skip-thoughts"}, "skip-thoughts"),
+    ):  # fmt: skip
+        assert senteval.SE(params(tiny, **given), Batcher()).settings.protocol == protocol
 
 
 def test_a_missing_task_stops_before_anything_is_encoded(tiny, tmp_path):
@@ -180,7 +177,7 @@ def test_tasks_have_the_published_sizes(shared_data):
     assert keys == sorted(keys)
 
 
-DAMAGES = [
+@pytest.mark.parametrize(("file", "damage", "message"), [
     ("CR/custrev.pos", lambda data: b"\n".join(data.split(b"\n")[:20]), "20 samples, the published file has 2,407"),
     ("MR/rt-polarity.pos", lambda data: data.replace(b" the ", b" the\x85 ", 13), "cat -v"),
     ("TREC/TREC_10.label", lambda data: data.replace(b"What", b"What's", 1), "apostrophes"),
@@ -191,10 +188,7 @@ DAMAGES = [
     ("SUBJ/subj.subjective", lambda data: b'<?xml version="1.0"?><Error><Code>Denied</Code></Error>', "error page"),
     ("SUBJ/subj.subjective", lambda data: b"", "is empty"),
     ("SUBJ/subj.subjective", lambda data: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS"),
-]
-
-
-@pytest.mark.parametrize(("file", "damage", "message"), DAMAGES)
+])  # fmt: skip
 def test_damage_is_noticed(shared_data, tmp_path, file, damage, message):
     name, path = file.partition("/")[0], tmp_path / "downstream" / file
     shutil.copytree(shared_data / "senteval/downstream" / name, path.parent)
@@ -240,19 +234,17 @@ def test_files_of_sts_sst_sick_and_probing(tmp_path):
     assert load_task("Tense", tmp_path).splits["dev"].labels == [1]
 
 
-RUNS = {
-    f"{name}/{seed}": dict.fromkeys(SIX_TASKS, base + seed) | {"TREC": trec}
-    for name, base, trec in (("untrained", 60.0, 70.0), ("random words", 62.0, 60.0), ("QT", 65.0, 65.0))
-    for seed in range(3)
-}
-
-
 def test_intervals_verdicts_and_random_words():
+    runs = {
+        f"{name}/{seed}": dict.fromkeys(SIX_TASKS, base + seed) | {"TREC": trec}
+        for name, base, trec in (("untrained", 60.0, 70.0), ("random words", 62.0, 60.0), ("QT", 65.0, 65.0))
+        for seed in range(3)
+    }
     assert learning_text.mean_and_interval([6500.0, 6600.0, 6700.0]) == f"6600.0 +- {430.27 / 3**0.5:.1f}"
     assert learning_text.mean_and_interval([65.0]) == "65.0"
-    (line,) = learning_text.verdict(RUNS).splitlines()
+    (line,) = learning_text.verdict(runs).splitlines()
     assert line == "QT: 5 of 6 above untrained, 6 of 6 above random words; both: MR, CR, SUBJ, MPQA, MRPC"
-    assert "| QT (3) | 66.0 +- 2.5 |" in learning_text.table(RUNS)
+    assert "| QT (3) | 66.0 +- 2.5 |" in learning_text.table(runs)
     first, again, other = (learning_text.RandomWords(4, seed) for seed in (0, 0, 1))
     assert np.array_equal(first(["A dog .", ""]), again(["a DOG .", "."]))
     assert not np.allclose(first(["a"]), other(["a"]))

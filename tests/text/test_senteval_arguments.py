@@ -94,14 +94,11 @@ def constant(value, params, batch):
     return np.full((len(batch), 3), value)
 
 
-HUGE = {"nhid": 10**9}
-
-
 @pytest.mark.parametrize(("given", "tasks", "error", "message"), [
     *(({}, tasks, OptionError, "tasks must be names") for tasks in (None, [], set(), 3, [None], b"CR")),
     ({"kfold": 21}, "CR", DataError, "20 samples, fewer than the 21 folds"),
     ({"batcher": uneven, "batch_size": 8}, "CR", DataError, "vectors of 3 and 4 numbers"),
-    ({"usepytorch": True, "classifier": HUGE}, "CR", OptionError, "of 1000000000 hidden units of .* takes .* GB"),
+    ({"usepytorch": True, "classifier": {"nhid": 10**9}}, "CR", OptionError, "of 10{9} hidden units of .* takes .* GB"),
     *(
         ({"batcher": partial(constant, value), "protocol": protocol}, "CR", DataError, r"1e\+30|NaN or infinity")
         for value, protocol in product((1e30, np.nan, np.inf), ("fast", "senteval-sklearn"))

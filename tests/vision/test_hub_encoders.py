@@ -251,11 +251,10 @@ def step(folder, settings, **train):
     return module, found["gradients"], {name: each.clone() for name, each in found["buffers"].items()}
 
 
-CARRIED = [*((name, method) for name in ARCHITECTURES for method in ("simclr", "cmc")),
-           *(("vit", method) for method in ("moco", "swav", "blocks"))]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "method"), CARRIED)
+@pytest.mark.parametrize(("name", "method"), [
+    *((name, method) for name in ARCHITECTURES for method in ("simclr", "cmc")),
+    *(("vit", method) for method in ("moco", "swav", "blocks")),
+])  # fmt: skip
 def test_every_framework_trains_them(models, name, method):
     module, grads, _ = step(models / name, FRAMEWORKS[method])
     learning = {n for n, each in module.named_parameters() if each.requires_grad}

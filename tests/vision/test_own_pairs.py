@@ -48,13 +48,9 @@ def table(tmp_path_factory):
             pixels = np.clip(np.array(COLOURS[colour]) + draw.integers(-30, 30, (SIDE, SIDE, 3)), 0, 255)
             Image.fromarray(pixels.astype(np.uint8)).save(folder / name)
         rows.append(row | {"caption": f"a {colour} square , number {number}"})
-    write(folder / "pairs.csv", rows)
+    pandas.DataFrame(rows).to_csv(folder / "pairs.csv", index=False)
     tiny_model(folder / "bert", words=" ".join(["a square number , photo of", *COLOURS, *map(str, range(ROWS))]))
     return folder
-
-
-def write(path, rows):
-    pandas.DataFrame(rows).to_csv(path, index=False)
 
 
 def settings(folder=None, **table):
@@ -122,7 +118,7 @@ def test_views_come_from_the_columns_and_no_image_is_on_both_sides(table, tmp_pa
     ways, names = ("first_to_second", "second_to_first"), ("recall@1", "recall@5", "recall@10", "chance@1")
     assert set(results) == {f"retrieval/{way}/{name}" for way in ways for name in names}
     rows = [{"image": str(table / f"images/{n % 10}.png"), "caption": f"number {n}"} for n in range(30)]
-    write(tmp_path / "pairs.csv", rows)
+    pandas.DataFrame(rows).to_csv(tmp_path / "pairs.csv", index=False)
     pairs = pairs_of(tmp_path / "pairs.csv", "image", "caption", captions=True)
     for seed in range(5):
         first, second = split_rows(pairs, 0.6, torch.Generator().manual_seed(seed))

@@ -249,14 +249,12 @@ def test_broken_files_are_refused_or_skipped_and_listed(run, tmp_path, capsys):
     assert pyarrow.parquet.read_table(out)["path"].to_pylist()[-1] == "\\udcff.png"
 
 
-SHAPES = [(40, 12), (12, 31), (25, 30), (12, 12), (13, 12), (40, 12)]
-
-
 def test_export_and_run_agree_on_every_shape_and_keep_the_order(run, tmp_path):
     out = tmp_path / "onnx"
     assert main(["export", str(run), "--to", "onnx", "--out", str(out)]) == 0
+    shapes = [(40, 12), (12, 31), (25, 30), (12, 12), (13, 12), (40, 12)]
     contents = []
-    for height, width in SHAPES:
+    for height, width in shapes:
         rows = np.linspace(0, 1, height)[:, None, None] * np.array([1, 0, 0.3])
         columns = np.linspace(1, 0, width)[None, :, None] * np.array([0, 1, 0.7])
         contents.append(png(np.uint8(255 * (rows + columns).clip(0, 1))))
@@ -271,7 +269,7 @@ def test_export_and_run_agree_on_every_shape_and_keep_the_order(run, tmp_path):
         stored = torch.from_numpy(np.array(Image.open(io.BytesIO(content)).convert("RGB"))).permute(2, 0, 1)[None]
         probes = adapter.evaluation.extract(adapter.module, adapter.module.features, stored)[0]
         for each in (other, probes):
-            assert torch.nn.functional.cosine_similarity(vector, each, dim=0).item() > 0.9999, SHAPES[row]
+            assert torch.nn.functional.cosine_similarity(vector, each, dim=0).item() > 0.9999, shapes[row]
 
 
 @pytest.mark.parametrize("shape", [(41, 41), (20, 20), (16, 16), (9, 9), (24, 33)])
