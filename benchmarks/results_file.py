@@ -324,7 +324,7 @@ def differing(one: RunRecord, other: RunRecord) -> str:
 
 
 def strangers(known: Iterable[RunRecord], more: Iterable[RunRecord] = ()) -> dict[str, str]:
-    """Return the runs of `more` on other data than `known`, or the minority of one of them alone: run -> reason.
+    """Return the runs of `more` on other data than `known`: run -> reason. Of one of them alone, return its minority.
 
     Runs of one seed on data of one name and size, with the same table of their domain, have the same data. If several
     seeds of `known` have the same data, data do not depend on the seed.

@@ -161,7 +161,7 @@ class JudgedClaim:
 def judge_claims(
     claims: Sequence[Claim], tables: Mapping[str, NumberTable], by_protocol: Collection[str], not_decidable: str = ""
 ) -> list[JudgedClaim]:
-    """Judge the claims of one paper on our tables, by id, as one family of tests. `by_protocol` are the paper's own."""
+    """Judge a paper's claims as one family of tests. The tables `by_protocol` are filled by the paper's protocol."""
     judged = [judge_claim(claim, tables) for claim in claims]
     found = []
     for each, p in zip(judged, holm([nan if not_decidable else each.p for each in judged]), strict=True):

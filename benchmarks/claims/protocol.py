@@ -244,7 +244,7 @@ def facts_of(published: str) -> tuple[Fact, ...]:
 
 def deviations(published: str, cells: Iterable[tuple[str, str, Mapping[str, Any]]]) -> dict[str, str]:
     """Return, by the key of each statement that is not met, what is done otherwise."""
-    cells = [*cells]
+    cells = list(cells)
     found: dict[str, dict[str, None]] = {}
     for fact in facts_of(published):
         covered = [settings for row, column, settings in cells if fact.covers(row, column, settings)]

@@ -58,7 +58,9 @@ class PrintedTable:
     def value(self, row: str, column: str, field: str = "mean") -> float | None:
         """Return a printed "mean", "std" or "drop", or None if there is no such cell, or nothing is printed."""
         found = self.find(row)
-        value: float | None = getattr(found and found.cells.get(column), field, None)
+        if found is None or column not in found.cells:
+            return None
+        value: float | None = getattr(found.cells[column], field)
         return value
 
     def find(self, name: str) -> PrintedRow | None:

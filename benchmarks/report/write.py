@@ -92,7 +92,7 @@ def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None
     check_output(output)
     report = make_report(runs)
     texts: dict[Path, str | bytes] = {}
-    folders = list(filter(None, [figures]))
+    folders = [] if figures is None else [figures]
     if output.is_dir() or output.suffix == "":
         texts = {output / name: text for name, text in to_pages(report, "report").items()}
         texts[output / "report.md"] = to_markdown(report)

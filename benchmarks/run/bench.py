@@ -1,6 +1,7 @@
 """`dipole bench`: expand a suite, run what is missing, show plan, progress with the time left, results and failures."""
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -8,6 +9,10 @@ from math import inf, nan
 from pathlib import Path
 from shlex import quote
 from typing import Any, Literal
+
+from rich.progress import ProgressColumn
+from rich.progress import Task as ProgressTask
+from rich.text import Text
 
 from dipole.benchmarks.manifest import read_manifests, write_manifest
 from dipole.benchmarks.plan import Estimator, Plan, Time, faults, make_plan, missing_data
@@ -24,7 +29,7 @@ from dipole.core.cli.output import write
 from dipole.core.record import RunRecord, read_record
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.files import disk_refusing
-from dipole.core.utils.progress import Progress, can_draw, console, duration
+from dipole.core.utils.progress import Progress, console, duration
 from dipole.core.utils.text import are, counted, text_table
 
 EngineName = Literal["local", "ray", "slurm"]
@@ -37,10 +42,7 @@ class SuiteSummary:
     skipped: int
 
     def as_dict(self) -> dict[str, Any]:
-        failed = [
-            {"run": r.task.hash, "label": r.task.label, "message": r.message, "log": str(r.log)} for r in self.failed
-        ]
-        return {"done": self.done, "skipped": self.skipped, "failed": failed}
+        return {"done": self.done, "skipped": self.skipped, "failed": [each.as_dict() for each in self.failed]}
 
 
 def bench(
@@ -264,7 +266,7 @@ def run_jobs(
 
         def show(line: str) -> None:
             left = estimator.total(list(waiting.values()), engine.slots, engine.shares_processes)
-            report(done + len(failed), left.seconds, line)
+            report(done, len(failed), left.seconds, line)
 
         if tasks:
             show(f"{counted(len(tasks), 'run')}, {engine.slots} at a time")
@@ -362,19 +364,29 @@ def print_summary(sized: Sized, summary: SuiteSummary, runs: Path) -> None:
         write(f"    again: {again}")
 
 
-@contextmanager
-def reporter(total: int) -> Iterator[Callable[[int, float, str], None]]:
-    """Yield a function of the ended runs, the seconds left and a line, which it prints above a bar on a terminal."""
-    progress = Progress()
-    progress.start("runs", total, 0)
+class _TimeLeft(ProgressColumn):
+    """The estimated time left. Runs end side by side, so their pace does not tell it."""
 
-    def report(ended: int, seconds: float, line: str) -> None:
+    end = 0.0
+
+    def render(self, task: ProgressTask) -> Text:
+        return Text(f"about {duration(self.end - time.monotonic())} left")
+
+
+@contextmanager
+def reporter(total: int) -> Iterator[Callable[[int, int, float, str], None]]:
+    """Yield a function that prints a line, above a bar on a terminal, of finished and failed runs and seconds left."""
+    progress, left = Progress(), _TimeLeft()
+    progress.start("runs", total, 0, left=left)
+
+    def report(done: int, failed: int, seconds: float, line: str) -> None:
+        ended = done + failed
         line = f"[{ended}/{total}] {line}"
         if ended < total:
             line += f"; about {duration(seconds)} left"
-        progress.note(line)
-        if can_draw(sys.stderr):
-            progress.update(ended)
+        left.end = time.monotonic() + seconds
+        progress.values({"failed": failed} if failed else {})
+        progress.note(line, ended)
 
     try:
         yield report

@@ -200,7 +200,7 @@ def is_held(path: Path) -> bool:
 
 def _is_renewed_elsewhere(path: Path) -> bool:
     """Return whether a process that may not share our locks renews this file every `RENEW_EVERY` seconds."""
-    clock = path.parent / ".clock"  # ages are by the clock of the file system
+    clock = path.parent / ".clock"  # ages are by the clock of the file system, and a date far ahead is no renewal
     try:
         clock.touch()
         return _may_live(path) and abs(clock.stat().st_mtime - path.stat().st_mtime) < STALE_AFTER

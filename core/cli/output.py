@@ -82,7 +82,8 @@ def _shown(text: str, stream: TextIO) -> str:
 
 def write(text: Any, stream: TextIO | None = None, wrap: bool = True) -> None:
     """Print text of received files with control characters as escapes. `wrap` breaks lines wider than the terminal."""
-    print(_shown(str(text), stream or sys.stdout) if wrap else printable(str(text)), file=stream)
+    text = _shown(str(text), stream or sys.stdout) if wrap else printable(str(text))
+    print(text, file=stream, flush=True)  # before the next line of the other stream, also in a pipe
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from dipole.core.utils.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import ProgressColumn
 
 PLAIN_SECONDS = 10.0
 SHOWN_SECONDS = 0.25
@@ -76,8 +77,10 @@ class Progress:
         self._timed_from: tuple[int, float] | None = None
         self._over = 0  # length of the notebook's line that the next one overwrites
 
-    def start(self, title: str, total: int, step: int, unit: str = "step") -> None:
-        """Begin to show a run of `total` steps, 0 if unknown. A plain line counts `unit`."""
+    def start(
+        self, title: str, total: int, step: int, unit: str = "step", left: "ProgressColumn | None" = None
+    ) -> None:
+        """Begin to show a run of `total` steps, 0 if unknown. A plain line counts `unit`, a bar has `left`."""
         self._total = total
         self._unit = unit
         self._timed_from = None
@@ -87,8 +90,9 @@ class Progress:
         from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
 
-        columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        bar = Bar(*columns, "{task.fields[text]}", console=console(stderr=True), refresh_per_second=4)
+        columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        shown = console(stderr=True)
+        bar = Bar(*columns, left or TimeRemainingColumn(), "{task.fields[text]}", console=shown, refresh_per_second=4)
         bar.start()
         self._task = bar.add_task(printable(title), total=total or None, completed=step, text="")
         self._bar = bar
@@ -132,10 +136,12 @@ class Progress:
         elif not self._quiet and in_notebook():
             self._write_over(text)
 
-    def note(self, text: str) -> None:
-        """Print one line above the bar."""
+    def note(self, text: str, step: int | None = None) -> None:
+        """Print one line above the bar, which shows `step` from now on if it is given."""
         if not self._quiet:
             self.warn(text)
+            if self._bar is not None and step is not None:
+                self._bar.update(self._task, completed=step, text=self._text)
 
     def warn(self, text: str) -> None:
         """Print one line even when quiet."""

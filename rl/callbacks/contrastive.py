@@ -131,7 +131,8 @@ class ContrastiveCallback(BaseCallback):
         self._learned: Learned
 
     def _init_callback(self) -> None:
-        self._stepped, self._events = False, 0 if self._parents else None
+        self._stepped = False
+        self._events = 0 if self._parents else None
         if self.contrast is not None:
             if self.model is not self._owner:
                 raise ConfigError(

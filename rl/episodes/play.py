@@ -131,8 +131,10 @@ def seeing(agent: BaseAlgorithm, env: Any, is_normalized: bool = False) -> Calla
     select = _selecting(seen, transposed(space)) or _selecting(seen, space)
     if select is None:
         raise ConfigError(f"the agent was made for observations {seen}, but this environment has {space}.")
-    if env.action_space.shape != agent.action_space.shape:
-        raise ConfigError(f"the agent was made for actions {agent.action_space}, and this has {env.action_space}.")
+    acts, taken = agent.action_space, env.action_space
+    are_boxes = isinstance(acts, spaces.Box) and isinstance(taken, spaces.Box)  # whose bounds may differ
+    if acts.shape != taken.shape or (acts != taken and not are_boxes):
+        raise ConfigError(f"the agent was made for actions {acts}, but this environment has {taken}.")
     if normalizer is None or is_normalized:
         return select
     if normalizer.norm_obs_keys is None:

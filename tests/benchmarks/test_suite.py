@@ -403,8 +403,10 @@ def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else(terminal, monkeypatch):
     stream.isatty = lambda: terminal
     monkeypatch.setattr(sys, "stderr", stream)
     with reporter(2) as report:
-        report(0, 20.0, "2 runs, 1 at a time")
-        report(1, 10.0, "done    0123")
-        report(2, 0.0, "done    4567")
+        report(0, 0, 20.0, "2 runs, 1 at a time")
+        report(1, 0, 10.0, "done    0123")
+        report(2, 0, 0.0, "done    4567")
     plain = "[0/2] 2 runs, 1 at a time; about 20s left\n[1/2] done    0123; about 10s left\n[2/2] done    4567\n"
-    assert ("\x1b[" in stream.getvalue(), stream.getvalue() == plain) == (terminal, not terminal)
+    said = stream.getvalue()
+    assert ("\x1b[" in said, said == plain) == (terminal, not terminal)
+    assert (said.count("2/2") > 1, "about 0s left" in said) == (terminal, terminal)

@@ -322,6 +322,13 @@ def test_ctrl_c_says_how_to_continue_if_possible(capsys, monkeypatch):
         assert capsys.readouterr() == ("", f"interrupted.{expected}\n")
 
 
+def test_lines_of_both_streams_keep_their_order_in_a_pipe(monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    script = "import sys; from dipole.core.cli.output import write; write('one'); write('two', sys.stderr)"
+    found = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True)
+    assert found.stdout.split() == [b"one", b"two"]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are for others")
 def test_ctrl_c_during_imports_is_one_line(tmp_path):
     script = (

@@ -1,5 +1,6 @@
 """Faults and wrappers: environments that raise, workers that die, checkpoints that continue or say why not."""
 
+from collections import Counter
 from functools import partial
 
 import gymnasium
@@ -329,12 +330,13 @@ def test_workers_and_wrappers_that_do_not_work_raise_one_error(make, said):
 
 
 class Learned(gymnasium.RewardWrapper):
-    """Holds what no file can."""
+    """Holds what no file can, or would give back as a plain dictionary."""
 
     def __init__(self, env):
         super().__init__(env)
         self.model = torch.nn.Linear(1, 1)
-        self.lock = object()
+        self.locks = [object()]
+        self.visits = {"of actions": Counter()}
 
     def reward(self, reward):
         return reward
@@ -350,7 +352,7 @@ class Told(Learned):
 
 def test_wrapper_that_cannot_be_saved_raises_an_error(tiny_agent, tmp_path):
     snapshots.save(tiny_agent(Learned(DotEnv())).learn(12), tmp_path / "saved")
-    with pytest.raises(CheckpointError, match=r"the wrapper Learned is not in the checkpoint.*lock \(object\)"):
+    with pytest.raises(CheckpointError, match=r"Learned is not in the checkpoint.*locks \(object\), visits \(Coun"):
         resume(tmp_path / "saved", Learned(DotEnv()), device="cpu")
     with pytest.raises(CheckpointError, match=r"with the wrappers Monitor, Learned, Contract, this environment has"):
         resume(tmp_path / "saved", DotEnv(), device="cpu")

@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from stable_baselines3 import SAC
+from stable_baselines3 import A2C, SAC
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from dipole.core.utils.errors import CheckpointError, ConfigError, OptionError, TrainingError
@@ -130,6 +130,10 @@ def of_action(space):
     return ContrastiveSAC("CnnPolicy", Spaces(action=space))
 
 
+def discrete(count):
+    return A2C("MlpPolicy", Spaces(BOX(-1, 1, (4,)), spaces.Discrete(count)), device="cpu")
+
+
 def failing():
     agent = tiny()
     agent.policy.actor.forward = lambda *_: int("my network")
@@ -154,6 +158,7 @@ NESTED = spaces.Dict({"a": spaces.Dict({"b": BOX(-1, 1, (3,))})})
     (lambda: tiny(batch_size=10**9), OptionError, "a batch of images of 1000000000 x 9 x 28 x 28 takes .* GB"),
     (lambda: tiny(Altered("reset raises")).learn(1), TrainingError, "no world.*reset of .* Altered cannot be used"),
     (lambda: evaluate(tiny(), make_env("dot-discrete"), 1), ConfigError, r"for actions Box\(.*has Discrete\(5\)"),
+    (lambda: evaluate(discrete(3), discrete(5).env, 1), ConfigError, r"actions Discrete\(3\).*has Discrete\(5\)"),
     (lambda: evaluate(tiny(), BLIND, 1, frames=[]), ConfigError, "render of .* Altered returned None.*'rgb_array'"),
     (lambda: of_action(BOX(-1, 1, (0,))), ConfigError, BOUNDS),
     (lambda: of_action(BOX(-np.inf, np.inf, (2,))), ConfigError, BOUNDS),

@@ -8,6 +8,8 @@ Ornstein-Uhlenbeck is correlated in time.
 
 import copy
 import inspect
+from collections import deque
+from contextlib import suppress
 from typing import Any
 
 import gymnasium
@@ -228,12 +230,24 @@ def _state_of(wrapper: Any) -> _State:
         told["state"] = wrapper.get_state()
     elif not isinstance(wrapper, PassiveEnvChecker):  # its checks are no state of the task
         for name, value in _plain(_attributes(wrapper)).items():
-            try:
-                encode(value, lambda array: 0, name)  # whether a checkpoint can hold it
+            if odd := _not_held(value):
+                told["unsaved"].append(f"{name} ({odd})")
+            else:
                 told["state"][name] = copy.deepcopy(value)
-            except CheckpointError:
-                told["unsaved"].append(f"{name} ({type(value).__name__})")
     return told
+
+
+def _not_held(value: Any) -> str:
+    """Return the type of a part that a checkpoint cannot hold, or would give back as a plain dictionary, or ""."""
+    if type(value) is dict:
+        value = [*value, *value.values()]
+    if type(value) in (list, tuple, set, deque):
+        return next(filter(None, map(_not_held, value)), "")
+    with suppress(CheckpointError):
+        if not isinstance(value, dict):
+            encode(value, lambda array: 0, "")
+            return ""
+    return type(value).__name__
 
 
 def _attributes(thing: Any) -> _State:

@@ -181,7 +181,7 @@ def _close(env: ref[Any]) -> None:
 
 
 def import_suite() -> object:
-    """Import dm_control.suite with a working backend. Raise RenderingError or DipoleError with what helps."""
+    """Import dm_control.suite. Raise RenderingError without a working backend, DipoleError for a wrong mujoco."""
     backend = choose_backend()
     try:
         import mujoco
