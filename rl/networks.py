@@ -123,7 +123,9 @@ def map_side(pixels: int, layers: int) -> int:
     side = (pixels - 3) // 2 + 1 - 2 * (layers - 1)
     if side < 1:
         least = 4 * layers - 1
-        raise ValueError(f"{pixels} pixels (after a crop) are too small for {layers} convolutions: they need {least}.")
+        raise ValueError(
+            f"images of {pixels} pixels are too small for {layers} convolutions: they need {least} after a crop."
+        )
     return side
 
 
