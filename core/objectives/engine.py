@@ -99,7 +99,8 @@ def dense(
         e: Tensor | None = None
         if statistic.scale is not None:
             exponent = statistic.scale * matrix
-            _fill_(exponent.detach(), excluded, -torch.inf)  # e^-inf = 0 stops the gradient by itself
+            with torch.no_grad():  # e^-inf = 0 stops the gradient by itself. The conformance kit replaces `detach`
+                _fill_(exponent, excluded, -torch.inf)
             if needs_maximum(wanted, bound):
                 shift = exponent.detach().amax(1).clamp_min(LOWEST)
                 exponent = exponent - shift.unsqueeze(1)
