@@ -19,11 +19,10 @@ def shipped():
     return {(run.record.name, LOSS in run.curves): (path, run) for path, run in runs}
 
 
-@pytest.mark.parametrize(
-    ("recipe", "trains"),
-    [("gaussian-classes", False), ("lmcl-toy", False), ("digits-simclr", True), ("pydoc-blocks", True)]
-    + [pytest.param(name, True, marks=pytest.mark.slow) for name in ("lmcl-toy", "pydoc-bow")],
-)
+@pytest.mark.parametrize(("recipe", "trains"), [
+    ("gaussian-classes", False), ("lmcl-toy", False), ("digits-simclr", True), ("pydoc-blocks", True),
+    *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("lmcl-toy", "pydoc-bow")),
+])  # fmt: skip
 def test_a_run_begins_as_it_did(recipe, trains, shipped, tmp_path):
     path, run = shipped[recipe, trains]
     manifest = read_results_file(path).manifest

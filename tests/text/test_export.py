@@ -58,8 +58,7 @@ def ours(folder, **settings):
 
 
 TAILS = {
-    "nothing": lambda: [],
-    "dense": lambda: [modules.Dense(16, 6)],
+    "nothing": lambda: [], "dense": lambda: [modules.Dense(16, 6)],
     "dense without bias, normalised": lambda: [modules.Dense(16, 5, False, nn.Identity()), modules.Normalize()],
     "residual, layer norm": lambda: [modules.Dense(16, 6, True, nn.PReLU(), use_residual=True), modules.LayerNorm(6)],
     "dropout, normalised": lambda: [modules.Dropout(0.3), modules.Normalize()],
@@ -108,12 +107,11 @@ def folder_of(tmp_path, name, text, *, limit=32, template="[CLS] $A [SEP]", lowe
 FOLDERS = {
     "default prompt": {"name": "query", "text": "the night "},
     "a special token in the prompt": {"name": "query", "text": "[SEP] the "},
-    "prompts without default": {"name": None, "text": "the night "},
-    "short": {"name": None, "text": "", "limit": 6},
+    "prompts without default": {"name": None, "text": "the night "}, "short": {"name": None, "text": "", "limit": 6},
     "one leading token": {"name": None, "text": "", "limit": 6, "template": "[CLS] $A"},
     "two trailing tokens": {"name": "query", "text": "cat ", "limit": 7, "template": "[CLS] $A [SEP] [SEP]"},
     "lower case": {"name": "document", "text": "", "limit": 9, "lower": True},
-}
+}  # fmt: skip
 LONG = ["the cat sat on a mat far home red blue green tree sky", "a", "Rain RAIN night", "", "a [SEP] cat", *TEXTS]
 
 

@@ -308,11 +308,10 @@ def test_reads_arrays_and_lines_alike_and_lines_that_are_arrays(tmp_path, writte
     values = [{"anchor": f"a{i} \\ud \u4f60", "positive": marks, "n": [1.5, None, {"x": i}]} for i in range(30)]
     text = {
         "lines": "".join(json.dumps(value) + "\n" for value in values),
-        "array": json.dumps(values),
         "indented": json.dumps(values, indent=2, ensure_ascii=False) + "\n",
         "spread": "\n [" + "\n,".join(json.dumps(value) for value in values) + " ] \n",
-        "crlf": json.dumps(values, indent=1).replace("\n", "\r\n"),
-    }[written]
+        "array": json.dumps(values), "crlf": json.dumps(values, indent=1).replace("\n", "\r\n"),
+    }[written]  # fmt: skip
     (tmp_path / "t.json").write_text(text, encoding="utf-8", newline="")
     assert rows(tmp_path / "t.json") == values
     values = [["a sentence", "another " * random.Random(0).randrange(20_000, 30_000)], ["third"]]

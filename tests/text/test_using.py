@@ -243,13 +243,10 @@ def make_encoder(kind, normalize="halves", transform=None, sides=2, words=WORDS)
 
 MATRIX = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
 ENCODERS = {
-    "gru": lambda: make_encoder("bi"),
-    "three grus": lambda: make_encoder("combine", "unit", sides=1),
-    "bow, not scaled": lambda: make_encoder("bow", "none"),
-    "bert": lambda: make_encoder("bert", "unit", sides=1),
-    "two berts": lambda: make_encoder("bert"),
-    "projected": lambda: make_encoder("uni", transform=lambda z: z @ MATRIX),
-}
+    "gru": lambda: make_encoder("bi"), "three grus": lambda: make_encoder("combine", "unit", sides=1),
+    "bow, not scaled": lambda: make_encoder("bow", "none"), "bert": lambda: make_encoder("bert", "unit", sides=1),
+    "two berts": lambda: make_encoder("bert"), "projected": lambda: make_encoder("uni", transform=lambda z: z @ MATRIX),
+}  # fmt: skip
 TRACED = ("gru", "three grus", "projected")
 
 
