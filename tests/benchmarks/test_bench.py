@@ -330,6 +330,5 @@ def test_twenty_columns_and_long_names_fit_with_every_word(width, monkeypatch, c
     assert "\N{HORIZONTAL ELLIPSIS}" not in text
     # Each block has the names of its rows. All that fits is one block.
     assert text.count("method") == text.count("hcl") > 1
-    small = ReportTable("s", "T", ("method", "value"), [(Cell("a"), Cell("1", 1.0))])
-    bench.print_table(small)
+    bench.print_table(ReportTable("s", "T", ("method", "value"), [(Cell("a"), Cell("1", 1.0))]))
     assert capsys.readouterr().out.count("method") == 1

@@ -172,8 +172,7 @@ def test_normalised_vectors_are_learned_from_as_they_are_acted_on(tmp_path):
     agent.save(tmp_path / "agent.zip")  # with what it was normalised by
     assert played == list(trial(tmp_path / "agent.zip", "dot", 2, 3).returns)
     ContrastiveSAC.load(tmp_path / "agent.zip", device="cpu").save(tmp_path / "again")
-    loaded = ContrastiveSAC.load(tmp_path / "again", device="cpu")
-    assert played == evaluate(loaded, one(), 2, seed=3)
+    assert played == evaluate(ContrastiveSAC.load(tmp_path / "again", device="cpu"), one(), 2, seed=3)
     with pytest.warns(RuntimeWarning, match="has learned from normalised observations"):
         ContrastiveSAC.load(tmp_path / "again", env=one(), device="cpu")
     agent.policy.save(tmp_path / "policy")

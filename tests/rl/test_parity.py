@@ -234,8 +234,7 @@ class PlainDrQ(Plain):
 
     def act(self, h, sigma):
         mean = torch.tanh(self.pi(torch.tanh(self.trunk(h))))
-        noise = (sigma * torch.randn_like(mean)).clamp(-0.3, 0.3)
-        action = mean + noise
+        action = mean + (sigma * torch.randn_like(mean)).clamp(-0.3, 0.3)
         return action + (action.clamp(-1 + 1e-6, 1 - 1e-6) - action).detach()
 
     def update(self, _, batch, sigma, target_views, value_views):

@@ -147,8 +147,7 @@ def test_cmc_pairs_the_halves_of_lab_in_both_directions(colour):
         for anchor in range(16):
             assert one.positives[anchor].tolist() == [anchor]
             assert negatives(one, anchor) == [j for j in range(16) if j != anchor]
-    images = torch.rand(3, 3, 8, 8)
-    assert a.module.features(images).shape == (3, 64)  # two halves of 32
+    assert a.module.features(torch.rand(3, 3, 8, 8)).shape == (3, 64)  # two halves of 32
     # Runs from before the setting keep their names.
     assert CMCConfig(directions="mean").determining() == {}
     assert CMCConfig().determining() == {"directions": "sum"}

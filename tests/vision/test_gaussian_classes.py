@@ -160,10 +160,8 @@ def test_toy_sets_are_bars_and_half_circles():
     points, labels = SETS["nested-moons"](4000, np.random.default_rng(0))
     upper, lower = points[labels == 0], points[labels == 1]
     shift = upper.mean(0) - torch.tensor([0.0, 2 / torch.pi])  # where the upper half circle's centre lies
-    radius = (upper - shift).norm(dim=1)
-    assert abs(float(radius.mean()) - 1) < 0.02
-    other = (lower - shift - torch.tensor([1.0, 0.5])).norm(dim=1)
-    assert abs(float(other.mean()) - 1) < 0.02
+    assert abs(float((upper - shift).norm(dim=1).mean()) - 1) < 0.02
+    assert abs(float((lower - shift - torch.tensor([1.0, 0.5])).norm(dim=1).mean()) - 1) < 0.02
 
 
 def test_a_run_is_a_matrix_and_its_validation_part_is_other_points(tmp_path):

@@ -206,8 +206,7 @@ def test_the_processor_gives_size_and_statistics_unless_they_are_set(models):
     assert config.augment.size == SIDE
     assert configured(table(models / "vit", augment={"size": 24})).augment.size == 24
     pixels = torch.randint(0, 256, (9, 3, 8, 8), dtype=torch.uint8)
-    setup = Setup(ImageSet("random", pixels), SIDE, 4, config.encoder)
-    branch = setup.branch().encoder
+    branch = Setup(ImageSet("random", pixels), SIDE, 4, config.encoder).branch().encoder
     assert branch.get_buffer("mean").tolist() == pytest.approx(MEAN)
     own = encoder(models / "vit", mean=[0.1, 0.2, 0.3])
     assert own.get_buffer("mean").tolist() == pytest.approx([0.1, 0.2, 0.3])

@@ -124,8 +124,7 @@ def test_a_compiled_framework_is_not_compiled_again_at_each_step():
 def test_the_width_of_features_is_measured(backbone, width):
     backbone[0].eval()
     modes = [part.training for part in backbone.modules()]
-    model = vision.SimCLR(backbone, "infonce")
-    assert model.branch.projector[0].in_features == width
+    assert vision.SimCLR(backbone, "infonce").branch.projector[0].in_features == width
     assert [part.training for part in backbone.modules()] == modes
     assert vision.BYOL(backbone, head=nn.Identity()).predictor[0].in_features == width
 

@@ -115,8 +115,7 @@ def test_training_sees_what_a_centred_square_would_not(tmp_path):
         Image.fromarray(picture).save(file)
     table = {"data": {"source": str(tmp_path), "size": 16, "memory": 1e-9}, "augment": {"size": 8, **PLAIN}}
     adapter = make_adapter(table | {"encoder": {"name": "small-conv", "width": 4}}, 8)
-    view = next(iter(adapter.batches(0))).views[0]
-    assert view.amax((1, 2, 3)).max() == 1
+    assert next(iter(adapter.batches(0))).views[0].amax((1, 2, 3)).max() == 1
     assert adapter.parts.train.images[torch.arange(4)].max() == 0  # probes see the middle
 
 
