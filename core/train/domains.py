@@ -147,7 +147,9 @@ def adapter_class(name: str) -> "type[Adapter]":
         home = domain.adapter.partition(":")[0].partition(".")[0]
         if (error.name or "").partition(".")[0] in (home, "dipole"):
             raise
-        raise ConfigError(f"domain {name!r} needs {error.name!r}; install it with: {domain.install}") from error
+        raise ConfigError(
+            f"domain {name!r} needs the package {error.name!r}. Install it with: {domain.install}"
+        ) from error
     except BaseException as error:  # a plug-in may call sys.exit, or raise what derives from no Exception
         if domain.package == OURS or isinstance(error, DipoleError | KeyboardInterrupt):
             raise
