@@ -16,6 +16,7 @@ from dipole.core.objectives.pair_data import ViewNegatives
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.config import Settings
+from dipole.core.train.evaluation import transformed
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.files import atomic_write
 from dipole.core.utils.seeding import Seeds
@@ -208,8 +209,7 @@ class Plane(ToyAdapter):
     @torch.no_grad()
     def evaluate(self, objective: Any) -> dict[str, float]:
         embedded, labels = self.features("test")
-        if objective is not None:
-            embedded = objective.transform(embedded.to(self._matrix.device)).cpu()
+        embedded = transformed(embedded, objective)
         if self.part == "test":  # for LMCL Figure 3
             x, y = ([float(f"{value:.5g}") for value in axis.tolist()] for axis in embedded.T)
             text = json.dumps({"x": x, "y": y, "label": self.labels.tolist()})

@@ -85,7 +85,7 @@ def vicreg(
     epsilon: float,
     reduction: str = "mean",
 ) -> Number:
-    """Bardes et al. 2022, Eqs. 1-6, distances over d as in Algorithm 1; of V views, twice the mean of c.
+    """Bardes et al. 2022, Eqs. 1-6, distances over d as in Algorithm 1. Of V views, c is twice its mean.
 
     The variance term is the mean over the views, or for reduction=sum twice the mean.
     """
@@ -171,7 +171,7 @@ def low_dimensional_reconstruction(
     """CLLR Eqs. 6-10: mean ||L^T L x - x||^2 + alpha norm(L), x before normalisation, or with features=unit after it.
 
     The proximal solver keeps the norm in the value and out of the gradient. The tolerance changes no value.
-    variant=released: for each view the length of all its n(x) - n(L^T L n(x)) together, over the view's rows; the sum.
+    variant=released: the length of all n(x) - n(L^T L n(x)) of a view together, over its rows, summed over the views.
     """
     rows = case.parameters["L"]
     if variant == "released":
