@@ -23,8 +23,7 @@ from pkgutil import iter_modules
 from typing import cast
 
 from dipole.core.cli import commands, output
-from dipole.core.cli.parser import Configure, Parser, UsageError
-from dipole.core.cli.words import GROUPS, START, SUGGESTION_FOR
+from dipole.core.cli.parser import WORDS, Configure, Parser, UsageError
 from dipole.core.objectives.registry import registry
 from dipole.core.train.domains import broken_domains
 from dipole.core.utils.errors import ConfigError, DipoleError, nearest
@@ -156,8 +155,9 @@ def _find(name: str) -> Configure:
         return cast(Configure, import_module(f"{commands.__name__}.{name}").configure)
     word = name.lower()
     hint = nearest(word, known)
-    if word in SUGGESTION_FOR:
-        hint = f" {SUGGESTION_FOR[word]}."
+    for what_to_type, others in WORDS["suggestions"].items():
+        if word in others:
+            hint = f" {what_to_type}."
     raise ConfigError(f"unknown command {name!r}.{hint} Commands: {', '.join(sorted(known))}.")
 
 
@@ -225,11 +225,11 @@ def _overview() -> str:
     """Return the help of `dipole` itself."""
     found = {each["name"]: each for each in listed_commands()}
     width = max(map(len, found))
-    grouped = {name for names in GROUPS.values() for name in names}
-    groups = {**GROUPS, "other": tuple(name for name in found if name not in grouped)}
+    grouped = {name for names in WORDS["groups"].values() for name in names}
+    groups = {**WORDS["groups"], "other": [name for name in found if name not in grouped]}
     about = "Contrastive objectives that run unchanged in vision, text and reinforcement learning."
     parts = ["usage: dipole COMMAND [...]", fitted(about, screen_width())]
-    parts.append("start here:\n" + definitions([*START, ("docs", where_docs())], "  "))
+    parts.append("start here:\n" + definitions([*WORDS["start"].items(), ("docs", where_docs())], "  "))
     for title, names in groups.items():
         lines = [(f"{name:<{width}}", f"{found[name]['summary']}{by(found[name]['package'])}") for name in names]
         if lines:

@@ -5,20 +5,21 @@ import inspect
 import shlex
 import sys
 import textwrap
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from math import inf
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
-from dipole.core.cli.words import EXAMPLES
 from dipole.core.utils.errors import nearest
 from dipole.core.utils.text import screen_width
 
 Runner = Callable[[argparse.Namespace], int]
 Configure = Callable[[argparse.ArgumentParser], Runner]
+WORDS: Final = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
 
 
 class UsageError(Exception):
@@ -36,7 +37,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, prog: str, description: str | None = None, **settings: Any) -> None:
         paragraphs = inspect.cleandoc(description or "").split("\n\n")
-        examples = EXAMPLES.get(prog.removeprefix("dipole "))
+        examples = WORDS["examples"].get(prog.removeprefix("dipole "))
         super().__init__(
             prog,
             description="\n\n".join(textwrap.fill(each, screen_width()) for each in paragraphs) or None,

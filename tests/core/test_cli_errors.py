@@ -19,7 +19,7 @@ from dipole.core.cli import app as cli
 from dipole.core.cli import main
 from dipole.core.cli.output import asks_for_json
 from dipole.core.cli.parser import resumable
-from dipole.core.cli.words import SUGGESTION_FOR, SUGGESTIONS
+from dipole.core.cli.parser import WORDS
 from dipole.core.record import read_record
 from dipole.core.utils.text import counted
 from tests.systems import POSIX
@@ -179,16 +179,17 @@ def test_help_and_version_are_asked_for_in_several_ways(capsys):
 
 
 def test_other_words_for_a_command_are_answered_with_commands_that_parse(capsys):
+    answers = {word: answer for answer, words in WORDS["suggestions"].items() for word in words}
     for word in ("resume", "evaluate", "run", "test", "ls", "Delete"):
-        said = f"unknown command {word!r}. {SUGGESTION_FOR[word.lower()]}. Commands: add, "
+        said = f"unknown command {word!r}. {answers[word.lower()]}. Commands: add, "
         assert said in refused(capsys, word, "3f2a")  # and nothing that is spelt alike
-    words = [word for words in SUGGESTIONS.values() for word in words]
+    words = [word for words in WORDS["suggestions"].values() for word in words]
     assert len(words) == len(set(words))
     assert not set(words) & set(cli.names())
     parsers = {name: cli.Parser(prog=name) for name in cli.names()}
     for name, parser in parsers.items():
         cli._find(name)(parser)
-    for cure in SUGGESTIONS:
+    for cure in WORDS["suggestions"]:
         for command, rest in re.findall(r"dipole ([a-z]+)([^;`]*)", cure.replace("`dipole train ...`", "")):
             parsers[command].parse_args(rest.split())
 
