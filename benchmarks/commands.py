@@ -9,9 +9,8 @@ from pathlib import Path
 from shlex import join, quote
 from typing import Any
 
-from dipole.core.cli import Runner
 from dipole.core.cli.output import json_answer, write
-from dipole.core.cli.parser import above_zero, add_overrides, positive, resumable, to_path, whole
+from dipole.core.cli.parser import Runner, above_zero, add_overrides, positive, resumable, to_path, whole
 from dipole.core.utils.text import counted, definitions
 
 NEXT = """

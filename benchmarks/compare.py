@@ -9,9 +9,8 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dipole.core.cli import Runner
 from dipole.core.cli.output import write
-from dipole.core.cli.parser import add_runs
+from dipole.core.cli.parser import Runner, add_runs
 from dipole.core.utils.errors import ConfigError, RecordError
 from dipole.core.utils.text import counted, number, printable, shortened, text_table
 

@@ -2,9 +2,8 @@
 
 import argparse
 
-from dipole.core.cli import Runner
 from dipole.core.cli.output import stdout_to_stderr, write
-from dipole.core.cli.parser import add_runs, to_path
+from dipole.core.cli.parser import Runner, add_runs, to_path
 
 
 def play(parser: argparse.ArgumentParser) -> Runner:

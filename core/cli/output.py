@@ -142,6 +142,15 @@ def stdout_to_stderr(active: bool) -> AbstractContextManager[object]:
     return nullcontext()
 
 
+def print_result(as_json: bool, facts: Any, text: object, indent: int | None = None) -> int:
+    """Print the facts that a command found as JSON if `as_json`, else the text. Return the exit code 0."""
+    if as_json:
+        print(json.dumps(facts, indent=indent, default=str))
+    else:
+        write(text)
+    return 0
+
+
 @contextmanager
 def json_answer(as_json: bool) -> Iterator[dict[str, Any]]:
     """Yield a dict to fill, and print it as JSON at the end of the block if `as_json`."""

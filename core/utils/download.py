@@ -68,23 +68,21 @@ def fetch(
     reached or refuses, the disk cannot be written, or size or checksum differ. Then the file is renamed to *.wrong.
     """
     path = folder / file.path
+    part = path.with_name(f"{path.name}.part")
     try:
-        if path.is_file():
-            _check(file, path)
-            return path
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.part")
-        with file_lock(path.with_name(f"{path.name}.lock"), lambda: not part.exists(), waits):
-            if path.is_file():  # fetched by another process
-                _check(file, path)
-                return path
-            _fetch(file, part, path, progress)
-            _origin_of(part).unlink(missing_ok=True)
-            _check(file, part)
-            os.replace(part, path)
-            sync_folder(path.parent)
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with file_lock(path.with_name(f"{path.name}.lock"), lambda: not part.exists(), waits):
+                if not path.is_file():  # otherwise another process has fetched it meanwhile
+                    _fetch(file, part, path, progress)
+                    _origin_of(part).unlink(missing_ok=True)
+                    _check(file, part)
+                    os.replace(part, path)
+                    sync_folder(path.parent)
+                    return path
+        _check(file, path)
     except OSError as error:
         raise DataError(f"cannot write {error.filename or path}: {why(error, '--out')}") from error
     return path

@@ -6,21 +6,6 @@ from pathlib import Path
 
 from dipole.core.utils.text import shortened
 
-__all__ = [
-    "CheckpointError",
-    "ConfigError",
-    "DataError",
-    "DipoleError",
-    "EngineError",
-    "OptionError",
-    "PairsError",
-    "ReceivedError",
-    "RecordError",
-    "RegistryError",
-    "SpecError",
-    "TrainingError",
-]
-
 LONGEST = 1900
 
 
@@ -123,6 +108,7 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-for _name in __all__:
-    # Tracebacks then show the public name: dipole.SpecError.
-    globals()[_name].__module__ = "dipole"
+_public = (DipoleError, ReceivedError, *DipoleError.__subclasses__())
+__all__ = sorted(each.__name__ for each in _public)
+for _each in _public:
+    _each.__module__ = "dipole"  # tracebacks then show the public name: dipole.SpecError

@@ -18,8 +18,7 @@ from runs import dipole, done, refused, told
 from dipole.core.cli import app as cli
 from dipole.core.cli import main
 from dipole.core.cli.output import asks_for_json
-from dipole.core.cli.parser import resumable
-from dipole.core.cli.parser import WORDS
+from dipole.core.cli.parser import WORDS, resumable
 from dipole.core.record import read_record
 from dipole.core.utils.text import counted
 from tests.systems import POSIX

@@ -1,12 +1,10 @@
 """`dipole add`: record results that another program measured."""
 
 import argparse
-import json
 from math import isfinite
 
-from dipole.core.cli import Runner
-from dipole.core.cli.output import write
-from dipole.core.cli.parser import add_runs
+from dipole.core.cli.output import print_result
+from dipole.core.cli.parser import Runner, add_runs
 from dipole.core.record import add_results, read_record
 from dipole.core.train.run_folder import find_run
 from dipole.core.utils.errors import ConfigError
@@ -32,13 +30,11 @@ def run(arguments: argparse.Namespace) -> int:
     if record.status != "done":
         raise ConfigError(f"the run {folder.path} is {record.status}. Only a finished run has a model to measure.")
     found = add_results(folder.path, record, values, arguments.source)
-    if arguments.json:
-        print(json.dumps({"run": str(folder.path), "added": {k: each.value for k, each in found.results.items()}}))
-        return 0
+    facts = {"run": str(folder.path), "added": {name: each.value for name, each in found.results.items()}}
     rows = [("added", "", "by")]
     rows += [(name, number(each.value), each.source) for name, each in found.results.items()]
-    write(f"run        {folder.path}\nobjective  {printable(record.objective, '')}\n\n{text_table(rows)}")
-    return 0
+    text = f"run        {folder.path}\nobjective  {printable(record.objective, '')}\n\n{text_table(rows)}"
+    return print_result(arguments.json, facts, text)
 
 
 def _value(text: str) -> tuple[str, float]:

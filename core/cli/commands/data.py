@@ -1,17 +1,16 @@
 """`dipole data`: fetch and prepare the data sets that recipes need."""
 
 import argparse
-import json
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
 from shlex import join
+from typing import Any
 
-from dipole.core.cli import Runner
-from dipole.core.cli.output import confirm, json_answer, stdout_to_stderr, write
-from dipole.core.cli.parser import Parser, resumable, to_path
+from dipole.core.cli.output import confirm, json_answer, print_result, stdout_to_stderr, write
+from dipole.core.cli.parser import Parser, Runner, resumable, to_path
 from dipole.core.train.data_sets import Built, DataSet, data_sets, fetched_folder, find, get, is_prepared
 from dipole.core.utils.download import BASE, Progress, RemoteFile, address, free_bytes
 from dipole.core.utils.errors import DataError
@@ -50,16 +49,11 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 def _list(arguments: argparse.Namespace) -> int:
     found = data_sets()
-    if arguments.json:
-        facts = [
-            {"name": name, "summary": each.summary, "built": isinstance(each, Built)}
-            | {"licence": getattr(each, "licence", None)}
-            for name, each in found.items()
-        ]
-        print(json.dumps(facts, indent=2))
-        return 0
+    facts: list[dict[str, Any]] = []
     entries: list[tuple[str, ...]] = []
     for name, each in found.items():
+        licence = getattr(each, "licence", None)
+        facts.append({"name": name, "summary": each.summary, "built": isinstance(each, Built), "licence": licence})
         if isinstance(each, Built):
             entries.append((name, f"{each.summary} (built: `dipole data {name} --help`)"))
         else:
@@ -67,8 +61,7 @@ def _list(arguments: argparse.Namespace) -> int:
             if not isinstance(each.files, str):
                 size = _sizes(each.files)
             entries.append((name, each.summary, f"{size}, licence: {each.licence}"))
-    print(definitions(entries))
-    return 0
+    return print_result(arguments.json, facts, definitions(entries), indent=2)
 
 
 def _get(arguments: argparse.Namespace) -> int:

@@ -19,10 +19,9 @@ from types import ModuleType
 
 from packaging.requirements import Requirement
 
-from dipole.core.cli import Runner
 from dipole.core.cli.app import broken_plugins
 from dipole.core.cli.output import say
-from dipole.core.cli.parser import add_runs
+from dipole.core.cli.parser import Runner, add_runs
 from dipole.core.train.domains import Domain, domains
 from dipole.core.utils.download import free_bytes
 from dipole.core.utils.errors import DipoleError

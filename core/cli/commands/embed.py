@@ -1,15 +1,13 @@
 """`dipole embed`: embed images or sentences with a trained model."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
-from dipole.core.cli import Runner
-from dipole.core.cli.output import stdout_to_stderr, write
-from dipole.core.cli.parser import add_runs, to_path
+from dipole.core.cli.output import print_result, stdout_to_stderr, write
+from dipole.core.cli.parser import Runner, add_runs, to_path
 from dipole.core.train.domains import domains
 from dipole.core.train.run_folder import find_run
 from dipole.core.utils.errors import ConfigError, OptionError
@@ -62,12 +60,10 @@ def run(arguments: argparse.Namespace) -> int:
         )
     for line in embedder.skipped:
         write(f"skipped {line}", sys.stderr)
-    if arguments.json:
-        skipped = {"skipped": embedder.skipped} if embedder.skipped else {}
-        print(json.dumps({"file": str(arguments.out), "rows": count, "width": width} | skipped))
-    else:
-        print(f"{arguments.out}: {count} x {width}")
-    return 0
+    facts = {"file": str(arguments.out), "rows": count, "width": width}
+    if embedder.skipped:
+        facts["skipped"] = embedder.skipped
+    return print_result(arguments.json, facts, f"{arguments.out}: {count} x {width}")
 
 
 def _open(name: str, runs: Path, device: str | None, features: str | None) -> "Embedder":

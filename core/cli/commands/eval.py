@@ -1,11 +1,9 @@
 """`dipole eval`: evaluate a saved model again."""
 
 import argparse
-import json
 
-from dipole.core.cli import Runner
-from dipole.core.cli.output import stdout_to_stderr, write
-from dipole.core.cli.parser import add_overrides, add_runs
+from dipole.core.cli.output import print_result, stdout_to_stderr
+from dipole.core.cli.parser import Runner, add_overrides, add_runs
 from dipole.core.train.run_folder import find_run
 from dipole.core.utils.received import read_text
 from dipole.core.utils.text import number, printable, text_table
@@ -33,21 +31,17 @@ def run(arguments: argparse.Namespace) -> int:
         record, found = evaluate_run(folder, arguments.device, arguments.overrides)
     added = before is None or len(record.evaluations) > len(before.evaluations)
     agrees = added and record.evaluations[-1].agrees
-    if arguments.json:
-        print(json.dumps({"run": str(folder.path), "agrees": agrees, "results": found.results, "notes": found.remarks}))
-        return 0
-    write(f"run        {folder.path}\nobjective  {printable(record.objective, '')}")
+    facts = {"run": str(folder.path), "agrees": agrees, "results": found.results, "notes": found.remarks}
     rows = [("", "now", "recorded")]
     recorded = {name: number(value) for name, value in record.results.items()}
     rows += [(name, number(value), recorded.get(name, "-")) for name, value in found.results.items()]
-    write(f"\n{text_table(rows)}\n")
-    for line in found.remarks:
-        write(line)
+    lines = [f"run        {folder.path}", f"objective  {printable(record.objective, '')}", "", text_table(rows), ""]
+    lines += found.remarks
     # Domains write nearest sentences and comparisons with the papers as text.
-    for path in sorted(folder.path.glob("*.txt")):
-        write(f"{path.name}\n\n{read_text(path)}")
+    lines += [f"{path.name}\n\n{read_text(path)}" for path in sorted(folder.path.glob("*.txt"))]
+    verdict = "The numbers agree."
     if not added:
-        write("These data differ from the run's: the numbers are not added to its record.")
-        return 0
-    write("The numbers agree." if agrees else "The numbers differ; versions are in the record.")
-    return 0
+        verdict = "These data differ from the run's: the numbers are not added to its record."
+    elif not agrees:
+        verdict = "The numbers differ; versions are in the record."
+    return print_result(arguments.json, facts, "\n".join([*lines, verdict]))

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dipole.core.cli import Runner
 from dipole.core.cli.output import json_answer, write
-from dipole.core.cli.parser import add_runs, to_path
+from dipole.core.cli.parser import Runner, add_runs, to_path
 from dipole.core.train.domains import adapter_class
 from dipole.core.train.run_folder import find_run
 from dipole.core.utils.errors import ConfigError, nearest

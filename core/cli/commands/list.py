@@ -1,17 +1,15 @@
 """`dipole list`: list names for recipes and objectives, and runs."""
 
 import argparse
-import json
 import sys
 import tomllib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dipole.core.cli import Runner
 from dipole.core.cli.app import broken_plugins, by, listed_commands
-from dipole.core.cli.output import write
-from dipole.core.cli.parser import add_runs
+from dipole.core.cli.output import print_result, write
+from dipole.core.cli.parser import Runner, add_runs
 from dipole.core.objectives.registry import Kind, registry
 from dipole.core.record import is_run, run_folders, run_line
 from dipole.core.train.domains import domains
@@ -40,15 +38,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.kind:
         kinds = (arguments.kind,)
     found = {kind: list_kind(kind, arguments.runs) for kind in kinds}
-    if arguments.json:
-        print(json.dumps(found, indent=2))
-    else:
-        for kind, entries in found.items():
-            write(f"{kind}:")
-            shown = [(entry["name"], f"{entry['summary']}{by(entry.get('package', ''))}") for entry in entries]
-            # A run is a line. `write` wraps it on a terminal.
-            width = 10_000 if kind == RUNS else 0
-            write(definitions(shown, "  ", width) or "  (none)")
+    lines = []
+    for kind, entries in found.items():
+        shown = [(entry["name"], f"{entry['summary']}{by(entry.get('package', ''))}") for entry in entries]
+        # A run is a line. `print_result` wraps it on a terminal.
+        width = 10_000 if kind == RUNS else 0
+        lines += [f"{kind}:", definitions(shown, "  ", width) or "  (none)"]
+    print_result(arguments.json, found, "\n".join(lines), indent=2)
     for declared in dict.fromkeys(DECLARED_AS.get(kind, kind) for kind in kinds):
         for error in broken_plugins(declared):
             write(f"cannot be used: {error}", sys.stderr)

@@ -13,9 +13,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from dipole.core.cli import Runner
 from dipole.core.cli.output import json_answer
-from dipole.core.cli.parser import to_path
+from dipole.core.cli.parser import Runner, to_path
 from dipole.core.train.config import RunConfig
 from dipole.core.train.domains import domain_names
 from dipole.core.utils.errors import ConfigError

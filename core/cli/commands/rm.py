@@ -8,9 +8,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from dipole.core.cli import Runner
 from dipole.core.cli.output import confirm, write
-from dipole.core.cli.parser import add_runs
+from dipole.core.cli.parser import Runner, add_runs
 from dipole.core.record import read_record
 from dipole.core.train.run_folder import find_run
 from dipole.core.utils.errors import ConfigError, ReceivedError, RecordError

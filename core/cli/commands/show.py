@@ -2,7 +2,6 @@
 
 import argparse
 import inspect
-import json
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +12,7 @@ from pydantic import BaseModel
 from dipole.core.cli import Runner
 from dipole.core.cli.app import broken_plugins
 from dipole.core.cli.commands.list import KINDS
-from dipole.core.cli.output import write
+from dipole.core.cli.output import print_result
 from dipole.core.objectives.registry import Entry, registry
 from dipole.core.train.config import RunConfig, Settings, TrainConfig
 from dipole.core.train.domains import USE, adapter_class, domain_names, kinds, parts
@@ -52,11 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         facts, shown = _explained(entry)
     else:
         facts, shown = _part(name.lower(), *parts()[name.lower()])
-    if arguments.json:
-        print(json.dumps(facts, indent=2, default=str))
-    else:
-        write(shown)
-    return 0
+    return print_result(arguments.json, facts, shown, indent=2)
 
 
 def _texts(name: str, expand: bool) -> dict[str, tuple[Path, str]]:

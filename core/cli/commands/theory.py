@@ -6,9 +6,8 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from dipole.core.cli import Runner
-from dipole.core.cli.output import say, stdout_to_stderr, write
-from dipole.core.cli.parser import add_runs, checked_number, to_path
+from dipole.core.cli.output import print_result, say, stdout_to_stderr, write
+from dipole.core.cli.parser import Runner, add_runs, checked_number, to_path
 from dipole.core.evaluation.theory.theorems import LOSSES, THEOREMS, Choices
 from dipole.core.objectives.spec import options_of
 from dipole.core.train.run_folder import find_run
@@ -105,12 +104,10 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.picture is not None:
         draw_report(report, arguments.picture, folder.path.name)
-    if arguments.json:
-        print(json.dumps({"run": str(folder.path)} | report.as_dict()))
-    else:
-        write(f"run  {folder.path}\n{_text(report)}")
-        if arguments.picture is not None:
-            write(arguments.picture)
+    text = f"run  {folder.path}\n{_text(report)}"
+    if arguments.picture is not None:
+        text += f"\n{arguments.picture}"
+    print_result(arguments.json, {"run": str(folder.path)} | report.as_dict(), text)
     for each in report.broken:
         print(
             f"error: {each.theorem.paper}, {each.theorem.name} ({each.case}) must hold on any features but does not.",
@@ -157,9 +154,7 @@ def _text(report: "Report") -> str:
 
 
 def _list(as_json: bool) -> int:
-    if as_json:
-        print(json.dumps([asdict(theorem) for theorem in THEOREMS], indent=2))
-        return 0
+    parts = []
     for theorem in THEOREMS:
         kind = "holds on any features"
         if not theorem.always:
@@ -167,5 +162,5 @@ def _list(as_json: bool) -> int:
         free = f"free: {', '.join(theorem.free)}" if theorem.free else ""
         lines = [theorem.statement, f"needs {', '.join(theorem.needs) or 'nothing'}; {kind}", free]
         lines += [", ".join(theorem.functions), theorem.run]
-        write(f"{theorem.paper}, {theorem.name}\n{definitions([('', *lines)])}")
-    return 0
+        parts.append(f"{theorem.paper}, {theorem.name}\n{definitions([('', *lines)])}")
+    return print_result(as_json, [asdict(theorem) for theorem in THEOREMS], "\n".join(parts), indent=2)

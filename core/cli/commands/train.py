@@ -4,9 +4,8 @@ import argparse
 import json
 from pathlib import Path
 
-from dipole.core.cli import Runner
-from dipole.core.cli.output import stdout_to_stderr, write
-from dipole.core.cli.parser import add_overrides, add_runs, resumable, to_path
+from dipole.core.cli.output import print_result, stdout_to_stderr, write
+from dipole.core.cli.parser import Runner, add_overrides, add_runs, resumable, to_path
 from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.utils.launched import launched
@@ -70,15 +69,10 @@ def run(arguments: argparse.Namespace) -> int:
         leave()
     if launched().rank:
         return 0
-    if arguments.json:
-        facts = record.model_dump(
-            mode="json", include={"objective", "seed", "status", "steps", "results", "diagnostics"}
-        )
-        print(json.dumps({"run": str(folder.path), "hash": record.hash, "already": already, **facts}))
-        return 0
-    write(f"run        {folder.path}")
-    write(f"objective  {config.objective}")
-    write(f"\n{results_table(record.results)}\n\n{results_table(record.diagnostics)}\n")
+    facts = record.model_dump(mode="json", include={"objective", "seed", "status", "steps", "results", "diagnostics"})
+    facts = {"run": str(folder.path), "hash": record.hash, "already": already} | facts
+    lines = [f"run        {folder.path}", f"objective  {config.objective}", ""]
+    lines += [results_table(record.results), "", results_table(record.diagnostics), ""]
     if already:
-        write(f"(finished on {record.updated}; --overwrite runs it again)")
-    return 0
+        lines.append(f"(finished on {record.updated}; --overwrite runs it again)")
+    return print_result(arguments.json, facts, "\n".join(lines))
