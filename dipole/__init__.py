@@ -12,27 +12,21 @@
 Each name is imported when you first use it. Importing this package loads neither torch nor any domain.
 """
 
-import ast
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
+from dipole.core.utils.extras import lazy
 from dipole.core.utils.version import __version__ as __version__
 
 _MODULES = ("evaluation", "reference", "rl", "text", "vision")
-# The stub has each public name once, with its module.
-_IMPORTS = ast.walk(ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")))
-_HOME = {each.names[0].name: str(each.module) for each in _IMPORTS if isinstance(each, ast.ImportFrom)}
-
+_HOME, _resolve, _ = lazy(__name__, f"{__file__}i", "")  # the stub has each public name once, with its module
 __all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"dipole.{name}")
-    if name not in _HOME:
-        raise AttributeError(f"module 'dipole' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(_HOME[name]), name)
+    return _resolve(name)
 
 
 def __dir__() -> list[str]:
