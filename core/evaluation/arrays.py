@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dipole.core.objectives.checks import check_tensor, shape_of
 from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.registry import register
 from dipole.core.objectives.similarity import full_precision
 from dipole.core.objectives.spec import checked, options_of
 from dipole.core.utils.errors import DataError, DipoleError, PairsError
@@ -143,8 +144,8 @@ def matched(name: str, pairs: Array | Pairs, positives: Array | None) -> Pairs:
 
 
 def in_range(function: Callable[P, R]) -> Callable[P, R]:
-    """Check the options of a function at every call, as an objective's constructor does."""
-    signature = inspect.signature(function)
+    """Check the options of a function or constructor at every call, as an objective's constructor does."""
+    signature, owner = inspect.signature(function), function.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -153,10 +154,20 @@ def in_range(function: Callable[P, R]) -> Callable[P, R]:
         except TypeError:
             return function(*args, **kwargs)  # Python's error, which has the function's name
         given = {option.name: bound.arguments[option.name] for option in options if option.name in bound.arguments}
-        bound.arguments.update(checked(function.__name__, options, given))
+        bound.arguments.update(checked(owner, options, given))
         return function(*bound.args, **bound.kwargs)
 
     return wrapped
+
+
+def diagnostic(**metadata: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Register a diagnostic (`registry.register`), by default under the function's name, and check its options."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        name = metadata.pop("name", function.__name__)
+        return register(name, kind="diagnostic", **metadata)(in_range(function))
+
+    return decorate
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.evaluation import arrays
-from dipole.core.evaluation.arrays import Array, in_range
+from dipole.core.evaluation.arrays import Array, diagnostic, in_range
 from dipole.core.evaluation.histograms import (
     Histogram,
     PairHistogram,
@@ -21,7 +21,6 @@ from dipole.core.objectives import spectrum
 from dipole.core.objectives.engine import statistics_of
 from dipole.core.objectives.losses.align_uniform import align, log_mean_kernel
 from dipole.core.objectives.pairs import Pairs
-from dipole.core.objectives.registry import register
 from dipole.core.objectives.regularizers.dp import Distance, check_margin
 from dipole.core.objectives.similarity import Factors, full_precision, listed_similarities, normalize
 from dipole.core.objectives.spec import Range
@@ -44,13 +43,7 @@ def _statistics(pairs: Pairs, *wanted: AnyStatistic) -> tuple[Tensor, ...]:
     return tuple(found[statistic] for statistic in wanted)
 
 
-@register(
-    "margin_occupancy",
-    kind="diagnostic",
-    formula="share of pairs with delta_pos < D_ij < delta_neg",
-    source="LMCL Eq. 6",
-)
-@in_range
+@diagnostic(formula="share of pairs with delta_pos < D_ij < delta_neg", source="LMCL Eq. 6")
 def margin_occupancy(pairs: Pairs | Array, delta_pos: Distance = 0.1, delta_neg: Distance = 0.5) -> float:
     """Return the share of pairs of different instances whose distance is inside the margin.
 
@@ -85,13 +78,10 @@ def margin_occupancy(pairs: Pairs | Array, delta_pos: Distance = 0.1, delta_neg:
     return float(total / pairs_seen.clamp_min(1))
 
 
-@register(
-    "similarity_error",
-    kind="diagnostic",
+@diagnostic(
     formula="E_{y_i != y_j} max(delta_neg - mu - D_ij, 0) + E_{y_k = y_l} max(D_kl - delta_pos - mu, 0)",
     source="LMCL Thm. 3",
 )
-@in_range
 def similarity_error(
     embeddings: Array,
     labels: Array,
@@ -150,13 +140,10 @@ def class_ratio(labels: Tensor) -> float:
     return float(outside.max() / outside.min()) / len(outside) if len(outside) > 1 else math.inf
 
 
-@register(
-    "conditional_entropy",
-    kind="diagnostic",
+@diagnostic(
     formula="H(X-|X) = mean_i -sum_j pi-_ij log pi-_ij, pi-_ij ~ e^{-t_neg d2_ij}; maximum log |N(i)|",
     source="CACR Eq. 8, Fig. 3-5",
 )
-@in_range
 def conditional_entropy(pairs: Pairs | Array, t_neg: Sharpness = 2.0) -> tuple[float, float]:
     """Return the entropy of the weights of the negatives given the anchor, and its maximum.
 
@@ -193,13 +180,7 @@ def entropy_of_weights(pairs: Pairs, sharpness: float) -> tuple[float, float]:
     return float(entropy), float(pairs.negative_counts[some].cpu().double().log().mean())
 
 
-@register(
-    "mutual_information",
-    kind="diagnostic",
-    formula="I(X;X-) = mean_i sum_j pi-_ij log( pi-_ij |N(i)| )",
-    source="CACR Eq. 7",
-)
-@in_range
+@diagnostic(formula="I(X;X-) = mean_i sum_j pi-_ij log( pi-_ij |N(i)| )", source="CACR Eq. 7")
 def mutual_information(pairs: Pairs | Array, t_neg: Sharpness = 2.0) -> float:
     """Return the mutual information of anchor and drawn negative in nats.
 
@@ -223,11 +204,8 @@ def mutual_information(pairs: Pairs | Array, t_neg: Sharpness = 2.0) -> float:
     return maximum - entropy
 
 
-@register(
-    "min_max_ratio",
-    kind="diagnostic",
-    formula="mean_x (D_max - D_min) / D_min, D(x, x_i) = ||L Phi(x) - L Phi(x_i)||^2 / rank(L)",
-    source="CLLR Thm. 1, 3",
+@diagnostic(
+    formula="mean_x (D_max - D_min) / D_min, D(x, x_i) = ||L Phi(x) - L Phi(x_i)||^2 / rank(L)", source="CLLR Thm. 1, 3"
 )
 def min_max_ratio(features: Array) -> float:
     """Return the contrast of distances: farthest against nearest other point, averaged over points.
@@ -271,13 +249,7 @@ def _positive_cosines(pairs: Pairs) -> Tensor:
     return listed_similarities(x, y, pairs.positives)
 
 
-@register(
-    "alignment",
-    kind="diagnostic",
-    formula="mean_{i, p in P(i)} ||a_i - c_p||^alpha",
-    source="Wang & Isola 2020, Sec. 4.1",
-)
-@in_range
+@diagnostic(formula="mean_{i, p in P(i)} ||a_i - c_p||^alpha", source="Wang & Isola 2020, Sec. 4.1")
 def alignment(
     pairs: Pairs | Array, positives: Array | None = None, alpha: Annotated[float, Range(above=0), "exponent"] = 2.0
 ) -> float:
@@ -305,13 +277,10 @@ def alignment(
     return float(align(_positive_cosines(pairs), alpha)[pairs.positives >= 0].mean())
 
 
-@register(
-    "uniformity",
-    kind="diagnostic",
+@diagnostic(
     formula="log mean_{i,j} e^{-t ||z_i - z_j||^2} over pairs of different instances that one encoder made",
     source="Wang & Isola 2020, Sec. 4.1",
 )
-@in_range
 def uniformity(pairs: Pairs | Array, t: Annotated[float, Range(above=0), "precision"] = 2.0) -> float:
     """Return the log of the mean Gaussian potential of different instances, averaged over both encoders.
 
@@ -344,7 +313,7 @@ def uniformity(pairs: Pairs | Array, t: Annotated[float, Range(above=0), "precis
     return float(torch.tensor(found).mean())
 
 
-@register("mean_distance", kind="diagnostic", formula="mean of D_ij over pairs <= N / (2N - 2)", source="LMCL Eq. 5")
+@diagnostic(formula="mean of D_ij over pairs <= N / (2N - 2)", source="LMCL Eq. 5")
 def mean_distance(embeddings: Array) -> float:
     """Return the mean normalised distance of all pairs, from 0 to `mean_distance_ceiling`.
 
@@ -383,13 +352,10 @@ def mean_distance_ceiling(n: Annotated[int, Range(at_least=2), "points"]) -> flo
     return n / (2 * n - 2)
 
 
-@register(
-    "effective_rank",
-    kind="diagnostic",
+@diagnostic(
     formula="exp( -sum_i p_i log p_i ), p_i = sigma_i / sum_j sigma_j of the singular values",
     source="Roy & Vetterli 2007, Sec. 2",
 )
-@in_range
 def effective_rank(
     matrix: Array, tolerance: Annotated[float, Range(at_least=0), "singular values not above it count as zero"] = 0.0
 ) -> float:

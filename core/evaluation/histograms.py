@@ -9,9 +9,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from dipole.core.evaluation.arrays import Array, as_classes, as_matrix, finite_rows, in_range, matched, moderate_rows
+from dipole.core.evaluation.arrays import Array, as_classes, as_matrix, diagnostic, finite_rows, matched, moderate_rows
 from dipole.core.objectives.pairs import Pairs
-from dipole.core.objectives.registry import register
 from dipole.core.objectives.similarity import full_precision, listed_similarities, normalize
 from dipole.core.objectives.spec import Range
 from dipole.core.objectives.tiles import TILE
@@ -83,13 +82,10 @@ def pair_distances(embeddings: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]
             yield distance.flatten(), i.flatten(), j.flatten()
 
 
-@register(
-    "distance_histogram",
-    kind="diagnostic",
+@diagnostic(
     formula="histogram of D_ij = (1 - cos_ij) / 2 over pairs i < j, by same and different class",
     source="LMCL Fig. 2, 5; CLLR Fig. 2, 3",
 )
-@in_range
 def distance_histogram(
     embeddings: Array, labels: Array | None = None, bins: Annotated[int, Range(at_least=1), "bins"] = 50
 ) -> Histogram:
@@ -129,13 +125,10 @@ def distance_histogram(
     return Histogram(torch.linspace(0, 1, bins + 1), counts.sum(0), same, different)
 
 
-@register(
-    "pair_histogram",
-    kind="diagnostic",
+@diagnostic(
     formula="histogram of D_ip = (1 - cos_ip) / 2 over positives p (correct) and over negatives (incorrect)",
     source="LMCL Fig. 5; CLLR Fig. 3",
 )
-@in_range
 @torch.no_grad()
 def pair_histogram(
     pairs: Pairs | Array, positives: Array | None = None, bins: Annotated[int, Range(at_least=1), "bins"] = 50

@@ -7,6 +7,7 @@ Features (n, d) and labels (n,) are NumPy arrays, lists or tensors. Labels are i
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor
 from dipole.core.evaluation import arrays
 from dipole.core.evaluation.arrays import Array, ProbeData, in_range
 from dipole.core.evaluation.logistic import Descent, ViewFeatures, descend, fit_softmax
-from dipole.core.objectives.spec import Range
+from dipole.core.objectives.spec import Range, check_whole
 from dipole.core.utils.errors import DataError, OptionError, nearest
 from dipole.core.utils.text import counted, warn
 
@@ -77,8 +78,12 @@ class ProbeResult:
         """Return the share of test points whose class is among the best ones.
 
         Args:
-            rank: how many classes count as best.
+            rank: how many classes count as best, >= 0.
+
+        Raises:
+            OptionError: `rank` is no whole number.
         """
+        check_whole("rank", rank, 0)
         return (self.ranks <= rank).double().mean().item()
 
     def average(self, ways: int) -> float:
@@ -91,10 +96,10 @@ class ProbeResult:
             ways: number k of classes of a task.
 
         Raises:
-            OptionError: `ways` is below 2 or above the number of classes.
+            OptionError: `ways` is no whole number, below 2 or above the number of classes.
         """
-        if not 2 <= ways <= len(self.classes):
-            raise OptionError(f"a task has 2 to {len(self.classes)} of the classes, got {ways}")
+        if not isinstance(ways, Integral) or not 2 <= ways <= len(self.classes):
+            raise OptionError(f"a task has 2 to {len(self.classes)} of the classes, got {ways!r}")
         behind, others = len(self.classes) - self.ranks.double(), len(self.classes) - 1
         share = torch.ones_like(behind)
         for drawn in range(ways - 1):

@@ -18,6 +18,7 @@ from dipole.core.objectives.registry import registry
 from dipole.core.utils.errors import ConfigError, DipoleError, nearest
 from dipole.core.utils.extras import install_line
 from dipole.core.utils.plugins import OURS, PluginError, is_ours, load, load_each, package, points, shipped
+from dipole.core.utils.text import shortened
 
 __all__ = ["Domain", "add_domain", "temporary_domain"]
 
@@ -71,7 +72,12 @@ def add_domain(domain: Domain) -> None:
 
     Args:
         domain: takes precedence over others of its name, dipole's own included.
+
+    Raises:
+        ConfigError: it is no `Domain`.
     """
+    if not isinstance(domain, Domain):
+        raise ConfigError(f"add_domain takes a Domain(name, summary, adapter), got {shortened(repr(domain))}.")
     _added[domain.name] = domain
 
 

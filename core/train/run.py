@@ -22,7 +22,7 @@ from dipole.core.train.evaluation import Evaluated
 from dipole.core.train.launch import Processes, fewer_than_asked, launch, pick_device
 from dipole.core.train.metrics import Metrics, check_trackers, crossed
 from dipole.core.train.model import build, save_kept, save_weights
-from dipole.core.train.run_folder import DEFAULT_RUNS, RunFolder
+from dipole.core.train.run_folder import DEFAULT_RUNS, RunFolder, as_runs
 from dipole.core.train.schedule import Schedules
 from dipole.core.train.signals import Interrupts, RunInterruptedError
 from dipole.core.train.update import Update
@@ -80,10 +80,8 @@ def train(
         raise ConfigError(f"resume must be 'auto', 'never' or the Path of a checkpoint (no text), got {resume!r}.")
     if not isinstance(config, RunConfig):
         raise ConfigError(f"config must be a configuration, load_recipe(...).config, got a {type(config).__name__}.")
-    if not isinstance(runs, str | Path):
-        raise ConfigError(f"runs must be the folder of all runs, got {runs!r}.")
     trackers = check_trackers(log)
-    folder = RunFolder(Path(runs) / config.hash)
+    folder = RunFolder(as_runs(runs) / config.hash)
     record = None if overwrite else folder.read_record()
     if record is not None and record.status == "done":
         # A finished run has no checkpoints of its own any more. What is elsewhere must be one.

@@ -146,6 +146,13 @@ class RunFolder:
             raise ConfigError(f"{self.config}: {error}") from error
 
 
+def as_runs(runs: str | Path) -> Path:
+    """Return the path of the folder of runs. Raise ConfigError for what is no path."""
+    if not isinstance(runs, str | Path):
+        raise ConfigError(f"runs must be the folder of all runs, got {runs!r}.")
+    return Path(runs)
+
+
 def find_run(text: str | Path, runs: str | Path = DEFAULT_RUNS) -> RunFolder:
     """Return the folder of a run, by its path or by the first digits of its id.
 
@@ -154,7 +161,7 @@ def find_run(text: str | Path, runs: str | Path = DEFAULT_RUNS) -> RunFolder:
         runs: the folder of runs, which need not exist.
 
     Raises:
-        ConfigError: nothing or more than one run fits.
+        ConfigError: nothing or more than one run fits, or `runs` is no path.
 
     Example:
         >>> run = dipole.train(dipole.load_recipe("lmcl-toy", ["train.steps=5"]).config, folder, quiet=True)
@@ -163,7 +170,7 @@ def find_run(text: str | Path, runs: str | Path = DEFAULT_RUNS) -> RunFolder:
     """
     if not isinstance(text, str | Path) or text == "":
         raise ConfigError(f"a run is the path of its folder or the first digits of its hash, got {text!r}.")
-    path, text, runs = Path(text), str(text), Path(runs)
+    path, text, runs = Path(text), str(text), as_runs(runs)
     for each in (path, runs / path):
         if is_folder(each) and is_run(each):
             return RunFolder(each)

@@ -6,16 +6,18 @@ batch -> adapter.embed -> rows of all ranks -> Pairs -> objective -> loss -> gra
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 
+from dipole.core.evaluation.arrays import in_range
 from dipole.core.objectives.gather import all_gather_pairs
 from dipole.core.objectives.objective import Composite, Outcome
 from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.spec import Range
 from dipole.core.objectives.term_values import GlobalPairs
 from dipole.core.train.adapter import Adapter
 from dipole.core.train.checkpoint import restoring
@@ -264,21 +266,23 @@ class LARS(Optimizer):
         trust: trust coefficient eta, > 0.
 
     Raises:
-        OptionError: a number is outside its range.
+        OptionError: a number is outside its range, or there are no tensors.
     """
 
+    @in_range
     def __init__(
-        self, params: Any, lr: float, momentum: float = 0.9, weight_decay: float = 0.0, trust: float = 1e-3
+        self,
+        params: Any,
+        lr: Annotated[float, Range(at_least=0)],
+        momentum: Annotated[float, Range(at_least=0, below=1)] = 0.9,
+        weight_decay: Annotated[float, Range(at_least=0)] = 0.0,
+        trust: Annotated[float, Range(above=0)] = 1e-3,
     ) -> None:
-        for name, value, allowed, fits in (
-            ("lr", lr, ">= 0", lr >= 0),
-            ("momentum", momentum, "in [0, 1)", 0 <= momentum < 1),
-            ("weight_decay", weight_decay, ">= 0", weight_decay >= 0),
-            ("trust", trust, "> 0", trust > 0),
-        ):
-            if not fits:
-                raise OptionError(f"LARS: {name} must be {allowed}, got {value}.", name)
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
+        try:
+            super().__init__(params, defaults)
+        except (TypeError, ValueError) as error:
+            raise OptionError(f"LARS: params must be tensors or groups of them: {error}.", "params") from None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -128,6 +128,7 @@ def test_a_temporary_domain_is_forgotten_and_is_not_called_as_something_else_of_
         assert find_domain("mine") is domains()["mine"] is mine
         assert "mine" in domain_names()
     assert "mine" not in domain_names()
+    fails(ConfigError, "add_domain takes a Domain.*got 'mine'", home.add_domain, "mine")
     for name in ("train", "seed", "objective", "settings", "hash"):
         theirs = home.temporary_domain(Domain(name, "points", "blobs_domain:BlobsAdapter"))
         with theirs, pytest.raises(ConfigError, match=f"domain: {name!r} is taken"):

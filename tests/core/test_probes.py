@@ -148,6 +148,8 @@ def on_views(x, y, labels):
     (lambda x, y: probes.linear_probe(x, y, x, y, solver="sgd", milestones=60), r"such as \(60, 80\), got 60"),
     (lambda x, y: probes.mean_classifier(x, y, x, y).average(1), "2 to 4"),
     (lambda x, y: probes.mean_classifier(x, y, x, y).average(5), "2 to 4"),
+    (lambda x, y: probes.knn_probe(x, y, x, y).average(2.0), "2 to 4 of the classes, got 2.0"),
+    (lambda x, y: probes.knn_probe(x, y, x, y).top("a"), "rank must be a whole number >= 0, got 'a'"),
     (lambda x, y: class_tasks(x, y, x, y, classifiers=("trained_",)), "trained"),
     (lambda x, y: probes.kmeans_accuracy(x, y, seed=-1), "seed must be .* >= 0 and <= .*, got -1"),
 ])  # fmt: skip

@@ -76,7 +76,7 @@ def test_the_unsupervised_loss_is_that_of_every_tuple(loss, k):
     assert found.different == pytest.approx(total["different"] / chances["different"], abs=1e-11)
     assert found.same == pytest.approx(total["same"] / chances["same"], abs=1e-11)
     assert some_collision(points.prior, k) == pytest.approx(chances["same"], abs=1e-12)
-    assert latent.full_collision(points.prior, k) == pytest.approx(1 - chances["different"], abs=1e-12)
+    assert latent.collision(points.prior, k) == pytest.approx(1 - chances["different"], abs=1e-12)
     assert found.same >= 1 - 1e-12  # by Jensen, Sec. 4.2
     if k == 1:
         tau = collision(points.prior)

@@ -238,6 +238,7 @@ def test_checkpoint_of_another_configuration_is_refused(blobs, tmp_path, monkeyp
     refused(ConfigError, r"load_recipe\(...\)\.config", dipole.train, blobs)
     refused(ConfigError, "find_run", dipole.load_run, renamed)
     refused(ConfigError, "a run is the path of its folder or the first digits of its hash, got 3", dipole.find_run, 3)
+    refused(ConfigError, "runs must be the folder of all runs, got None", dipole.find_run, "ab", None)
     refused(ConfigError, "a recipe is its name or the path of a .toml file, got a dict", dipole.load_recipe, {})
     refused(ConfigError, r'such as \["train.steps=5"\], got .seed=1', dipole.load_recipe, blobs, "seed=1")
     refused(ConfigError, r"a text such as .*, got \('seed', 1\)", dipole.load_recipe, blobs, [("seed", 1)])

@@ -13,10 +13,9 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from dipole.core.evaluation.arrays import in_range
+from dipole.core.evaluation.arrays import diagnostic
 from dipole.core.evaluation.theory import latent
 from dipole.core.evaluation.theory.latent import Latent, Loss, Negatives
-from dipole.core.objectives.registry import register
 from dipole.core.utils.errors import OptionError
 
 SMOOTHING = (1.0, 0.3, 0.1, 0.03)
@@ -52,7 +51,7 @@ def _unsupervised(points: Latent, plus: Tensor, minus: Tensor, loss: str, k: int
         mass = torch.stack([points.point_mass, points.point_mass - inside, inside])
         total += rho * latent.expected(loss, plus[span, span], minus[span], mass, k).mean(1)
     whole, different, same = total.tolist()
-    left = math.nan if points.classes == 1 else 1 - latent.full_collision(points.prior, k)  # nan: no other classes
+    left = math.nan if points.classes == 1 else 1 - latent.collision(points.prior, k)  # nan: no other classes
     return Unsupervised(whole, different / left, same / latent.some_collision(points.prior, k))
 
 
@@ -314,7 +313,7 @@ def theorem_6_1(loss: str, k: int, different: float, s: float, prior: Tensor, ge
     For k = 1 it is Theorem 4.5: L_un^!= + c' tau/(1 - tau) s(f) + Gen_M/(1 - tau). `prior` is rho (C,).
     """
     left = 1 - latent.some_collision(prior, k)
-    first = (1 - latent.full_collision(prior, k)) / left * different
+    first = (1 - latent.collision(prior, k)) / left * different
     return first + collision_constant(loss) * k * latent.collision(prior) / left * s + gen / left
 
 
@@ -336,14 +335,12 @@ def lemma_5_1(points: Latent, gamma: float, epsilon: float = 0.1) -> float:
     return gamma * mean_classifier_loss(points.scaled(gamma**-0.5), "hinge") + epsilon
 
 
-@register(
-    "unsupervised_loss",
-    kind="diagnostic",
+@diagnostic(
+    name="unsupervised_loss",
     formula="L_un = E l( { f(x)^T ( f(x+) - f(x_i^-) ) }_{i=1..k} ), exact over the points at hand",
     source="Arora et al. 2019, Eqs. 4-6",
     cost="n^2 log n (hinge), n^2 times some hundred nodes (logistic)",
 )
-@in_range
 def unsupervised(features: Tensor, labels: Tensor, loss: Loss = "hinge", k: Negatives = 1) -> float:
     """The loss of a positive and k negatives drawn by class, with collisions, exactly.
 
@@ -360,14 +357,12 @@ def unsupervised(features: Tensor, labels: Tensor, loss: Loss = "hinge", k: Nega
     return unsupervised_loss(Latent.of(features, labels), loss, k).whole
 
 
-@register(
-    "mean_classifier_loss",
-    kind="diagnostic",
+@diagnostic(
+    name="mean_classifier_loss",
     formula="L_sup^mu = E l( { f(x)^T ( mu_c - mu_c_i ) }_{i=1..k} ), exact over tasks",
     source="Arora et al. 2019, Def. 2.1, 2.2",
     cost="n C",
 )
-@in_range
 def mean_classifier(features: Tensor, labels: Tensor, loss: Loss = "hinge", k: Negatives = 1) -> float:
     """The loss of the classifier of class means on tasks of k + 1 classes, at most what the unsupervised loss allows.
 
@@ -384,9 +379,7 @@ def mean_classifier(features: Tensor, labels: Tensor, loss: Loss = "hinge", k: N
     return mean_classifier_loss(Latent.of(features, labels), loss, k)
 
 
-@register(
-    "intraclass_deviation",
-    kind="diagnostic",
+@diagnostic(
     formula="s(f) = E_{c ~ nu} [ sqrt( ||Sigma(f, c)||_2 ) E_{x ~ D_c} ||f(x)|| ]",
     source="Arora et al. 2019, Sec. 4.2",
     cost="one singular value per class",
@@ -404,14 +397,11 @@ def intraclass_deviation(features: Tensor, labels: Tensor) -> float:
     return deviation(Latent.of(features, labels))
 
 
-@register(
-    "class_collision",
-    kind="diagnostic",
+@diagnostic(
     formula="tau_k = 1 - sum_c rho(c) (1 - rho(c))^k; tau = sum_c rho(c)^2 for k = 1",
     source="Arora et al. 2019, Sec. 4.1, 6.1",
     cost="none",
 )
-@in_range
 def class_collision(labels: Tensor, k: Negatives = 1) -> float:
     """Probability that one of k negatives is of the positive's class, or nan without labels.
 

@@ -8,15 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dipole.core.objectives.registry import register
+from dipole.core.evaluation.arrays import diagnostic
 
 
-@register(
-    "relative_variance",
-    kind="diagnostic",
-    formula="var[ D/E(D) ], D(x, x_i) = ||Phi(x) - Phi(x_i)||^2 / H",
-    source="CLLR Thm. 1",
-)
+@diagnostic(formula="var[ D/E(D) ], D(x, x_i) = ||Phi(x) - Phi(x_i)||^2 / H", source="CLLR Thm. 1")
 def relative_variance(features: Tensor) -> float:
     """Return the relative variance of squared distances, which goes to 0 as distances lose their contrast.
 

@@ -110,18 +110,13 @@ class Latent:
         return Latent(self.features * factor, self.counts, self.prior)
 
 
-def collision(prior: Tensor) -> float:
-    """Probability that two independent classes are the same: tau = sum_c rho(c)^2 (Arora et al., Sec. 4.1)."""
-    return float(prior.square().sum())
-
-
 def some_collision(prior: Tensor, k: int) -> float:
     """Probability that some of k negatives is of the positive's class: tau_k = 1 - sum_c rho(c) (1 - rho(c))^k."""
     return float((prior * -torch.expm1(k * torch.log1p(-prior))).sum())
 
 
-def full_collision(prior: Tensor, k: int) -> float:
-    """Probability that all of k negatives are of the positive's class: tau' = sum_c rho(c)^{k+1}."""
+def collision(prior: Tensor, k: int = 1) -> float:
+    """Probability that all of k negatives are of the positive's class: tau' = sum_c rho(c)^{k+1}, or tau for k = 1."""
     return float(prior.pow(k + 1).sum())
 
 

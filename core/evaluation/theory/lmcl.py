@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
+from dipole.core.evaluation.arrays import diagnostic
 from dipole.core.evaluation.histograms import pair_distances
 from dipole.core.evaluation.logistic import fit_softmax
-from dipole.core.objectives.registry import register
 from dipole.core.objectives.regularizers.dp import polarization
 
 
@@ -21,9 +21,7 @@ def coverage(embeddings: Tensor, grid: int = 101) -> tuple[Tensor, Tensor]:
     return mu, torch.minimum(after, before)
 
 
-@register(
-    "distance_coverage",
-    kind="diagnostic",
+@diagnostic(
     formula="max over mu in [0, 1] of min_{i<j} |D_ij - mu|",
     source="LMCL Thm. 1",
     cost="one pass over the similarity matrix, and its entries sorted",

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dipole.core.evaluation import diagnostics
 from dipole.core.evaluation.theory import arora, cllr, lmcl
-from dipole.core.evaluation.theory.latent import Latent, check_scale, collision, full_collision, some_collision
+from dipole.core.evaluation.theory.latent import Latent, check_scale, collision, some_collision
 from dipole.core.evaluation.theory.theorems import ARORA, LMCL, THEOREMS, Choices, RunFacts, Theorem
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.text import counted
@@ -216,7 +216,7 @@ def _arora(report: Report, points: Latent) -> None:
     c = report.choices
     report._add("tau", collision(points.prior), "chance that two classes are the same")
     report._add(f"tau_{c.k}", some_collision(points.prior, c.k), f"chance that one of {c.k} negatives collides")
-    report._add(f"tau'_{c.k}", full_collision(points.prior, c.k), f"chance that all of {c.k} negatives collide")
+    report._add(f"tau'_{c.k}", collision(points.prior, c.k), f"chance that all of {c.k} negatives collide")
     R = report._add("R", arora.radius(points), "max ||f(x)||")
     s = report._add("s(f)", arora.deviation(points), "deviation within classes")
     tuples = c.tuples or len(points.features)
