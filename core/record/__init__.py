@@ -245,10 +245,8 @@ def library_versions() -> dict[str, str]:
     return found
 
 
-@cache
-def _installed_version(name: str) -> str:
-    """Read the metadata of a library once: it takes 5 ms, and a process may write the records of many runs."""
-    return version(name)
+# It takes 5 ms, and a process may write the records of many runs.
+_installed_version = cache(version)
 
 
 def hardware(device: Any, world_size: int) -> Hardware:

@@ -255,16 +255,13 @@ class Run:
             PairsError: the objective cannot use the pairs.
             TrainingError: a loss or gradient is not finite, or an epoch has another number of batches than announced.
         """
-        config, adapter, objective, warn = self.config.train, self.adapter, self.objective, self.progress.warn
-        assert objective is not None
-        update = Update(config, adapter, objective, self.processes, self.total_steps, self.update_state, warn)
-        self.update, self.update_state = update, {}
+        self.update, self.update_state = Update(self, self.update_state), {}
         self.evaluate_if_due()
         for batch in self._batches():
             try:
-                values = update(batch, self.step, self.note_terms)
+                values = self.update(batch)
             except PairsError as error:
-                if instead := adapter.instead_of(objective):
+                if instead := self.adapter.instead_of(self.objective):
                     raise PairsError(f"{error} {instead}") from error
                 raise
             self.advance(values)

@@ -16,13 +16,11 @@ from torch.optim import Optimizer
 from dipole.core.evaluation.arrays import in_range
 from dipole.core.objectives.gather import all_gather_pairs
 from dipole.core.objectives.objective import Composite, Outcome
-from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.spec import Range
 from dipole.core.objectives.term_values import GlobalPairs
 from dipole.core.train.adapter import Adapter
 from dipole.core.train.checkpoint import restoring
 from dipole.core.train.config import TrainConfig
-from dipole.core.train.launch import Processes
 from dipole.core.train.memory_saving import PatchedEncoders, compiler_problem
 from dipole.core.utils.errors import ConfigError, OptionError, TrainingError
 from dipole.core.utils.sync_batch_norm import synchronize
@@ -32,26 +30,18 @@ HALF = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
 class Update:
-    """Makes the updates of a run. It owns the optimizer and the loss scale of float16.
+    """Makes the updates of a `Run`. It owns the optimizer and the loss scale of float16.
 
     `state` is a checkpoint's, with empty entries at the start. Raise ConfigError if a setting of [train] has no effect.
     """
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        adapter: Adapter,
-        objective: Composite,
-        processes: Processes,
-        total_steps: int,
-        state: dict[str, Any],
-        warn: Callable[[str], None],
-    ) -> None:
-        self._config, self._adapter, self._objective, self._total_steps = config, adapter, objective, total_steps
+    def __init__(self, run: Any, state: dict[str, Any]) -> None:
+        self._run = run
+        config, adapter, objective, device = run.config.train, run.adapter, run.objective, run.device
         parameters = [*adapter.module.parameters(), *objective.parameters()]
         self._parameters = [each for each in parameters if each.requires_grad]
         self._optimizer = build_optimizer(config, self._parameters)
-        self.scaler = torch.amp.GradScaler(processes.device.type, enabled=config.precision == "16-mixed")
+        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "16-mixed")
         if state["optimizer"]:
             with restoring():
                 self._optimizer.load_state_dict(state["optimizer"])
@@ -59,28 +49,26 @@ class Update:
         if config.sync_batch_norm and not synchronize(adapter.module):
             raise ConfigError("train.sync_batch_norm: has no effect, as there is no batch norm. Leave it out.")
         compiles = bool(config.compile or adapter.compiles)
-        if compiles and (problem := compiler_problem(processes.device)):
-            warn(f"warning: train.compile: this machine cannot compile, so nothing is ({problem}).")
+        if compiles and (problem := compiler_problem(device)):
+            run.progress.warn(f"warning: train.compile: this machine cannot compile, so nothing is ({problem}).")
             compiles = False
         encoders = PatchedEncoders(adapter.encoders(), config, compiles)
-        self._forward = processes.wrap(ForwardPass(adapter, objective, encoders, HALF.get(config.precision)))
+        self._forward = run.processes.wrap(ForwardPass(adapter, objective, encoders, HALF.get(config.precision)))
 
-    def __call__(
-        self, batch: Any, step: int, note: Callable[[Outcome, tuple[Pairs, ...]], None]
-    ) -> dict[str, Tensor | float]:
-        """Make update `step` (from 0), and return its values by their names in metrics.jsonl.
+    def __call__(self, batch: Any) -> dict[str, Tensor | float]:
+        """Make the next update of the run, and return its values by their names in metrics.jsonl.
 
-        `note` gets the outcome and this rank's pairs before the backward pass. Raise TrainingError if the loss or
-        gradient is not finite. It has then not reached the weights.
+        Raise TrainingError if the loss or gradient is not finite. It has then not reached the weights.
         """
-        adapter, objective, optimizer, scaler = self._adapter, self._objective, self._optimizer, self.scaler
-        rate = learning_rate(self._config, step, self._total_steps, adapter.steps_per_epoch)
+        run, optimizer, scaler = self._run, self._optimizer, self.scaler
+        config, adapter, objective = run.config.train, run.adapter, run.objective
+        rate = learning_rate(config, run.step, run.total_steps, adapter.steps_per_epoch)
         for group in optimizer.param_groups:
             group["lr"] = rate
 
         outcome, pairs = self._forward(lambda: batch)  # DistributedDataParallel would scatter and cast tensors
         loss = outcome.loss
-        note(outcome, pairs.local_pairs)
+        run.note_terms(outcome, pairs.local_pairs)
         optimizer.zero_grad()
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
@@ -91,19 +79,19 @@ class Update:
         values: dict[str, Tensor | float] = {"train/loss": loss.detach(), "train/lr": rate}
         is_finite = math.isfinite(loss.detach() + norm)  # waits for the device, once a step
         if is_finite:
-            if self._config.clip is not None:
-                clip_grads_with_norm_(self._parameters, self._config.clip, norm, foreach=True)
+            if config.clip is not None:
+                clip_grads_with_norm_(self._parameters, config.clip, norm, foreach=True)
             optimizer.step()
-            objective.after_step(rate, step + 1, self._total_steps)
+            objective.after_step(rate, run.step + 1, run.total_steps)
             # The mean of squares is not the square of the mean.
             values |= {"train/grad_norm": norm, "train/grad_norm_squared": norm * norm}
         # A loss scale of float16 that is too large explains a nonfinite gradient, and the step is skipped. The scale is
         # halved each time. Below 1 there must be another cause.
         elif not (scaler.is_enabled() and math.isfinite(loss.detach()) and scaler.get_scale() >= 1):
             raise TrainingError(
-                f"step {step + 1}: {not_finite(outcome, pairs, objective, norm)} Stopped before the optimizer step. "
-                "The last checkpoint is intact. Try a lower train.learning_rate, train.clip, a higher temperature, "
-                "train.precision = 32."
+                f"step {run.step + 1}: {not_finite(outcome, pairs, objective, norm)} Stopped before the optimizer "
+                "step. The last checkpoint is intact. Try a lower train.learning_rate, train.clip, a higher "
+                "temperature, train.precision = 32."
             )
         scaler.update()
         adapter.after_step()  # also of a step that float16 skips: its rows are as good as others for a queue
