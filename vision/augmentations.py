@@ -1,7 +1,5 @@
 """The papers' augmentations for a loop of your own: views of a PIL image, of a tensor, or of a batch on the device."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Captions: the [vision.caption] table, tokens, and the text model of transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 

@@ -1,7 +1,5 @@
 """Projection and prediction heads with the layers that the papers name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 

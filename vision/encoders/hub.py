@@ -1,7 +1,5 @@
 """Image models of transformers: ResNet, ViT, DINOv2, ConvNeXt, Swin, timm's (wrapped), and others."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Mapping, Sequence
@@ -121,7 +119,7 @@ class HubEncoder(Encoder):
         sizes = {"width": features.shape[1], "size": size, **parameter_counts(self.model)}
         self.described = {**built.described(self.source), "pooling": self.pooling, **sizes}
 
-    def _try(self, image: Tensor, processor: Processor) -> Any:
+    def _try(self, image: Tensor, processor: "Processor") -> Any:
         """Return all outputs for an image, without hidden states if the model has none."""
         self.model.eval()
         with torch.enable_grad():

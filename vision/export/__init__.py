@@ -4,8 +4,6 @@ FORMAT.py has a function `export(model, folder, record, objective)`, which fills
 card. It is imported when the format is used.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -26,8 +24,8 @@ FORMATS = tuple(sorted(file.name for file in iter_modules(__path__)))
 class TrainedModel:
     """A trained framework."""
 
-    config: VisionConfig
-    module: Framework
+    config: "VisionConfig"
+    module: "Framework"
     channels: int  # of the images
     size: int  # side of the views in pixels
     info: dict[str, Any]  # the record's description of the data

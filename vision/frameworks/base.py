@@ -4,8 +4,6 @@ A framework gives an objective rows and how to pair them. Every registered objec
 runs in it. A framework built in Python holds its objective. In a run the trainer holds it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Self

@@ -1,7 +1,5 @@
 """Blocks of images of one class, as Arora et al. simulate their latent classes."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, Self
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """CLIP: an image encoder and a text encoder, contrasted in both directions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 

@@ -1,7 +1,5 @@
 """Contrastive multiview coding: the two halves of Lab through two networks."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 from typing import Any, Literal, Self, get_args

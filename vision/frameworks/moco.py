@@ -1,7 +1,5 @@
 """MoCo: keys from a slowly moving copy of the network, negatives from a queue of past keys."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Self
 

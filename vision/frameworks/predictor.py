@@ -1,7 +1,5 @@
 """The base of SimSiam, BYOL, MoCo v3 and NNCLR: a predictor after the projector, and a stopped gradient."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Self, get_args

@@ -1,7 +1,5 @@
 """Rows of past batches, and momentum copies, for frameworks that contrast with more than a batch."""
 
-from __future__ import annotations
-
 from collections import deque
 from copy import deepcopy
 from numbers import Real

@@ -1,7 +1,5 @@
 """SimCLR: all views of a batch through one network."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
@@ -81,7 +79,7 @@ class SimCLR(OneBranch):
         self.repel: Repel = repel
 
     @classmethod
-    def from_config(cls, config: VisionSettings, setup: Setup) -> SimCLR:
+    def from_config(cls, config: VisionSettings, setup: Setup) -> "SimCLR":
         repel: Repel = config.own_table.negatives
         most = (setup.batch_size - 1) * (config.count if repel == "all" else 1)
         if config.negatives is not None and config.negatives > most:

@@ -1,7 +1,5 @@
 """SwAV's multi-crop: every crop is an anchor, the large crops and a queue are the candidates."""
 
-from __future__ import annotations
-
 from typing import Any, Self
 
 import torch

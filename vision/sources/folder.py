@@ -1,7 +1,5 @@
 """Folders of image files."""
 
-from __future__ import annotations
-
 import mimetypes
 import os
 import re
@@ -43,13 +41,13 @@ class Tree:
 
     path: Path
     files: list[Path] = field(default_factory=list)  # images directly in it
-    folders: dict[str, Tree] = field(default_factory=dict)  # by name, those with images somewhere in them
+    folders: dict[str, "Tree"] = field(default_factory=dict)  # by name, those with images somewhere in them
     empty: list[str] = field(default_factory=list)  # names of folders without images
     unread: list[str] = field(default_factory=list)  # images of an unread kind and links to nothing, with the reason
     metadata: list[Path] = field(default_factory=list)  # tables of its images
     tables: list[Path] = field(default_factory=list)  # other tables
 
-    def walk(self) -> Iterator[Tree]:
+    def walk(self) -> Iterator["Tree"]:
         """Iterate over the folder and those in it."""
         yield self
         for inner in self.folders.values():
