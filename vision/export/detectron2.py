@@ -13,56 +13,8 @@ from dipole.vision.encoders import Encoder
 from dipole.vision.encoders.networks import ResNetEncoder
 from dipole.vision.export import TrainedModel
 
-# The settings of He et al. (2020) for an R50-C4 backbone; CACR App. C.2 trains on COCO for schedule "1x".
-BASE = """\
-MODEL:
-  META_ARCHITECTURE: "GeneralizedRCNN"
-  WEIGHTS: "backbone.pkl"
-  MASK_ON: {mask}
-  PIXEL_MEAN: [{mean}]
-  PIXEL_STD: [{std}]
-  BACKBONE:
-    FREEZE_AT: 0
-  RESNETS:
-    DEPTH: {depth}
-    RES2_OUT_CHANNELS: {res2}
-    STRIDE_IN_1X1: False
-    NORM: "SyncBN"
-  RPN:
-    PRE_NMS_TOPK_TEST: 6000
-    POST_NMS_TOPK_TEST: 1000
-  ROI_HEADS:
-    NAME: "Res5ROIHeads"
-    NUM_CLASSES: {classes}
-INPUT:
-  FORMAT: "RGB"
-  MIN_SIZE_TRAIN: {sizes}
-  MIN_SIZE_TEST: 800
-DATASETS:
-  TRAIN: {train}
-  TEST: {test}
-TEST:
-  PRECISE_BN:
-    ENABLED: True
-SOLVER:
-  IMS_PER_BATCH: 16
-  BASE_LR: 0.02
-  STEPS: {steps}
-  MAX_ITER: {last}
-  WARMUP_ITERS: {warmup}
-"""
-TASKS: dict[str, dict[str, Any]] = {
-    "voc": {
-        "mask": False, "classes": 20, "sizes": tuple(range(480, 801, 32)),
-        "train": ("voc_2007_trainval", "voc_2012_trainval"), "test": ("voc_2007_test",),
-        "steps": (18_000, 22_000), "last": 24_000, "warmup": 100,
-    },
-    "coco": {
-        "mask": True, "classes": 80, "sizes": tuple(range(640, 801, 32)),
-        "train": ("coco_2017_train",), "test": ("coco_2017_val",),
-        "steps": (60_000, 80_000), "last": 90_000, "warmup": 1_000,
-    },
-}  # fmt: skip
+# NAME.yaml has the settings of He et al. (2020) for an R50-C4 backbone. CACR App. C.2 trains on COCO for schedule "1x".
+TASKS = ("voc", "coco")
 NOTES = """\
 The settings are those of He et al. (2020) for a C4 backbone, which CACR Table 5 follows. Their head adds a batch norm
 after res5 (`Res5ROIHeadsExtraNorm`, which MoCo's own train_net.py registers); the files name detectron2's own
@@ -102,9 +54,10 @@ def export(model: TrainedModel, folder: Path, record: Any, objective: Any) -> No
         pickle.dump({"model": backbone(encoder), "__author__": "dipole", "matching_heuristics": True}, file)
     network = {"depth": 50, "res2": 256} if model.config.encoder.name == "resnet50" else {"depth": 18, "res2": 64}
     mean, std = ([f"{255 * value:.3f}" for value in encoder.get_buffer(name).tolist()] for name in ("mean", "std"))
-    for task, settings in TASKS.items():
-        text = BASE.format(**settings, **network, mean=", ".join(mean), std=", ".join(std))
-        (folder / f"{task}.yaml").write_text(text, encoding="utf-8")
+    for task in TASKS:
+        text = Path(__file__).with_name(f"{task}.yaml").read_text(encoding="utf-8")
+        settings = text.format(**network, mean=", ".join(mean), std=", ".join(std))
+        (folder / f"{task}.yaml").write_text(settings, encoding="utf-8")
     usage = """
 # in this folder, with detectron2's train_net.py
 train_net.py --config-file voc.yaml --num-gpus 8
