@@ -1,6 +1,7 @@
 """Contrastive multiview coding: the two halves of Lab through two networks."""
 
 import copy
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal, Self, get_args
 
@@ -21,7 +22,7 @@ from dipole.vision.encoders import Encoder
 from dipole.vision.encoders.base import narrow
 from dipole.vision.frameworks.base import AnyObjective, AnyPairs, Batch, Draw, Framework, embedded, register_framework
 from dipole.vision.frameworks.branch import Branch, Setup, check_built, make_branch
-from dipole.vision.frameworks.queue import Fresh, check_momentum
+from dipole.vision.frameworks.queue import Fresh, check_momentum, check_rows
 from dipole.vision.image_ops import centre
 from dipole.vision.image_set import ImageSet
 from dipole.vision.settings import VisionSettings
@@ -221,6 +222,11 @@ class CMC(Framework):
             memory = self.get_buffer("memory")
             fresh = F.normalize(torch.stack([light, colour]).to(memory.dtype), dim=2)
             memory[:, index] = F.normalize(memory[:, index].lerp(fresh, 1 - self.momentum), dim=2)
+
+    def _load_from_state_dict(self, state: Mapping[str, Any], prefix: str, *args: Any) -> None:
+        if self.bank is not None:
+            check_rows(state.get(f"{prefix}memory"), self.get_buffer("memory").shape[1], "memory bank", "images")
+        super()._load_from_state_dict(state, prefix, *args)
 
     def features(self, images: Tensor) -> Tensor:
         light, colour = halves(images)

@@ -1,6 +1,7 @@
 """Rows of past batches, and momentum copies, for frameworks that contrast with more than a batch."""
 
 from collections import deque
+from collections.abc import Mapping
 from copy import deepcopy
 from numbers import Real
 from typing import Any
@@ -13,7 +14,7 @@ from dipole.core.objectives.checks import shape_of
 from dipole.core.objectives.spec import check_whole
 from dipole.core.train.schedule import SHAPES
 from dipole.core.utils.distributed import gather_rows, row_counts, world_size
-from dipole.core.utils.errors import OptionError, PairsError
+from dipole.core.utils.errors import CheckpointError, OptionError, PairsError
 
 
 class Queue(nn.Module):
@@ -81,9 +82,19 @@ class Queue(nn.Module):
         if self._filled is not None:
             self._filled = min(self._filled + len(rows), len(store))
 
-    def _load_from_state_dict(self, *args: Any) -> None:
-        super()._load_from_state_dict(*args)
+    def _load_from_state_dict(self, state: Mapping[str, Any], prefix: str, *args: Any) -> None:
+        check_rows(state.get(f"{prefix}rows"), len(self.all()), "queue", "queue (NNCLR: support)")
+        super()._load_from_state_dict(state, prefix, *args)
         self._filled = None
+
+
+def check_rows(saved: Any, size: int, what: str, setting: str) -> None:
+    """Raise CheckpointError if a saved queue or bank (..., rows, dim) has not `size` rows."""
+    if isinstance(saved, Tensor) and saved.ndim >= 2 and saved.shape[-2] != size:
+        raise CheckpointError(
+            f"the state has a {what} of {saved.shape[-2]} rows, and this model one of {size}. Build the model with "
+            f"{setting} = {saved.shape[-2]}."
+        )
 
 
 class Fresh:
