@@ -17,6 +17,7 @@ from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.class_blocks import BlockShape
 from dipole.core.train.config import Settings
+from dipole.core.train.exports import write_card
 from dipole.core.train.inference import chosen_features
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.extras import check_drawing
@@ -334,7 +335,8 @@ class VisionAdapter(Adapter):
 
     def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
         model = TrainedModel(self.config, self.module, self.images.channels, self.size, self.data_info(), self.draw)
-        import_module(f"dipole.vision.export.{to}").export(model, folder, record, objective)
+        card = import_module(f"dipole.vision.export.{to}").export(model, folder, record, objective)
+        write_card(folder, card, record, model.info)
 
 
 def _order(config: VisionConfig, images: ImageSet, batch_size: int, world_size: int, seed: Seeds) -> Order:

@@ -48,9 +48,7 @@ def resized_crop(images: Tensor, box: Tensor, size: int, flip: Tensor | None = N
 
 
 def grey(images: Tensor) -> Tensor:
-    """Return the luma (n, 1, H, W) of RGB images. Images of one channel are returned unchanged."""
-    if images.shape[1] == 1:
-        return images
+    """Return the luma (n, 1, H, W) of RGB images."""
     r, g, b = images.unbind(1)
     return (r * LUMA[0]).add_(g, alpha=LUMA[1]).add_(b, alpha=LUMA[2]).unsqueeze_(1)
 

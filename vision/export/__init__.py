@@ -1,6 +1,6 @@
 """Export of a trained run to other libraries: a file per format, found by listing this folder.
 
-FORMAT.py has a function `export(model, folder, record, objective)`, which fills an empty folder and writes a model
+FORMAT.py has a function `export(model, folder, record, objective)`, which fills an empty folder and returns the model
 card. It is imported when the format is used.
 """
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dipole.core.train.exports import Card, write_card
+from dipole.core.train.exports import Card
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.text import counted
 from dipole.vision.encoders import Encoder
@@ -47,8 +47,8 @@ def backbone(encoder: Encoder) -> dict[str, np.ndarray]:
     return found
 
 
-def export(model: TrainedModel, folder: Path, record: Any, objective: Any) -> None:
-    """Write backbone.pkl, voc.yaml, coco.yaml and README.md of the run's encoder."""
+def export(model: TrainedModel, folder: Path, record: Any, objective: Any) -> Card:
+    """Write backbone.pkl, voc.yaml and coco.yaml of the run's encoder."""
     encoder = model.module.trained_encoder()
     with open(folder / "backbone.pkl", "wb") as file:
         pickle.dump({"model": backbone(encoder), "__author__": "dipole", "matching_heuristics": True}, file)
@@ -64,5 +64,4 @@ train_net.py --config-file voc.yaml --num-gpus 8
 train_net.py --config-file coco.yaml --num-gpus 8
 """
     what = f"{model.config.encoder.name} as a detectron2 backbone: `backbone.pkl` holds its arrays under their names."
-    card = Card(what, usage, "object-detection", "detectron2", ("vision",), NOTES)
-    write_card(folder, card, record, model.info)
+    return Card(what, usage, "object-detection", "detectron2", ("vision",), NOTES)

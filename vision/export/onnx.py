@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dipole.core.train.exports import FILE, OUTPUT, Card, write_card, write_onnx
+from dipole.core.train.exports import FILE, OUTPUT, Card, write_onnx
 from dipole.vision.encoders.hub import write_processor
 from dipole.vision.export import TrainedModel
 from dipole.vision.frameworks.base import Framework
@@ -25,8 +25,8 @@ class Features(nn.Module):
         return self.framework.features(pixel_values)
 
 
-def export(model: TrainedModel, folder: Path, record: Any, objective: Any) -> None:
-    """Write model.onnx, an image processor and README.md. onnxruntime must give the run's features."""
+def export(model: TrainedModel, folder: Path, record: Any, objective: Any) -> Card:
+    """Write model.onnx and an image processor. onnxruntime must give the run's features."""
     channels, size = model.channels, model.size
     tried = [{INPUT: torch.rand(count, channels, size, size)} for count in (3, 1, 5)]
     write_onnx(folder, Features(model.module).eval(), tried, {INPUT: ("batch",)})
@@ -40,5 +40,4 @@ pixels = numpy.zeros((2, {channels}, {size}, {size}), "float32")  # in [0, 1]
 """
     what = f"An image encoder ({model.config.encoder.name}, method {model.config.method}) as ONNX."
     notes = "Mean and standard deviation of the training images are part of the graph."
-    card = Card(what, usage, "image-feature-extraction", "onnx", ("vision", "onnx"), notes)
-    write_card(folder, card, record, model.info)
+    return Card(what, usage, "image-feature-extraction", "onnx", ("vision", "onnx"), notes)

@@ -10,7 +10,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dipole.core.train.exports import Card, write_card
+from dipole.core.train.exports import Card
 from dipole.core.utils.errors import ConfigError
 from dipole.vision.encoders import Encoder
 from dipole.vision.encoders.networks import ResNetEncoder
@@ -42,8 +42,8 @@ def timm_weights(encoder: Encoder) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in found.items()}
 
 
-def export(model: TrainedModel, folder: Path, record: Any, objective: Any) -> None:
-    """Write model.safetensors, config.json as in timm's Hub folders, and README.md."""
+def export(model: TrainedModel, folder: Path, record: Any, objective: Any) -> Card:
+    """Write model.safetensors, and config.json as in timm's Hub folders."""
     encoder = model.module.trained_encoder()
     weights = timm_weights(encoder)
     channels, size = model.channels, model.size
@@ -69,4 +69,4 @@ transform = timm.data.create_transform(**timm.data.resolve_model_data_config(mod
 features = model(transform(image).unsqueeze(0))
 """
     what = f"A {name} (method {model.config.method}) under timm's names."
-    write_card(folder, Card(what, usage, "image-feature-extraction", "timm", ("vision",)), record, model.info)
+    return Card(what, usage, "image-feature-extraction", "timm", ("vision",))

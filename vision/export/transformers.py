@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, ResNetConfig, ResNetModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from dipole.core.train.exports import Card, write_card
+from dipole.core.train.exports import Card
 from dipole.core.utils.backbone import without_transformers_output
 from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.vision import modeling_dipole_vision as modeling
@@ -62,8 +62,8 @@ class DipoleVisionModel(modeling.DipoleVisionModel):
 
 
 @without_transformers_output()
-def export(model: TrainedModel, folder: Path, record: Any, objective: Any) -> None:
-    """Write config.json, model.safetensors, an image processor, README.md, and the model's code if needed."""
+def export(model: TrainedModel, folder: Path, record: Any, objective: Any) -> Card:
+    """Write config.json, model.safetensors, an image processor, and the model's code if needed."""
     encoder = model.module.trained_encoder()
     tap = encoder.check_tap(model.config.encoder.tap)
     channels, size = model.channels, model.size
@@ -89,7 +89,7 @@ def export(model: TrainedModel, folder: Path, record: Any, objective: Any) -> No
     has_code = not is_plain or isinstance(getattr(encoder, "model", None), modeling.DipoleVisionModel)
     if has_code:
         shutil.copyfile(modeling.__file__, folder / f"{CODE}.py")
-    write_card(folder, _card(model, encoder, has_code), record, model.info)
+    return _card(model, encoder, has_code)
 
 
 def _fields(encoder: ResNetEncoder) -> dict[str, Any]:

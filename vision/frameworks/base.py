@@ -25,7 +25,8 @@ from dipole.core.utils.uncompiled import uncompiled
 from dipole.vision.augment import AugmentConfig
 from dipole.vision.encoders import Encoder
 from dipole.vision.encoders.base import Norm
-from dipole.vision.frameworks.branch import Branch, PassedFeatures, Setup, make_branch
+from dipole.vision.frameworks.branch import Branch, PassedFeatures, Setup, make_branch, shown
+from dipole.vision.frameworks.queue import Fresh
 from dipole.vision.heads import Projection
 from dipole.vision.image_set import ImageSet, Order, image_order
 from dipole.vision.settings import PairKind, VisionSettings
@@ -106,6 +107,7 @@ class Framework(nn.Module):
         self._step: int | None = 0  # the value of `step`, known without reading the device; None: read it
         self._terms: dict[str, Tensor | float] = {}
         self._features: PassedFeatures | None = None
+        self._fresh = Fresh()
 
     # A step: rows of a batch, and what follows the optimizer ----------------------------------------------------------
 
@@ -293,12 +295,9 @@ class Framework(nn.Module):
         name = type(self).__name__
         for number, view in enumerate(found):
             if not isinstance(view, Tensor) or view.ndim < 2 or not view.is_floating_point():
-                shown = (
-                    f"{view.dtype} of shape {tuple(view.shape)}" if isinstance(view, Tensor) else type(view).__name__
-                )
                 raise PairsError(
-                    f"{name}: views[{number}] must be a batch of images, floating point (B, C, H, W), got {shown}. "
-                    "dipole.vision.Augment makes such views."
+                    f"{name}: views[{number}] must be a batch of images, floating point (B, C, H, W), got "
+                    f"{shown(view)}. dipole.vision.Augment makes such views."
                 )
             if len(view) != len(found[0]):
                 raise PairsError(
@@ -367,13 +366,14 @@ class Framework(nn.Module):
 
 
 class OneBranch(Framework):
-    """A framework with one network: a backbone with its head, or a `Branch`."""
+    """A framework with one network: a backbone with its head, or a `Branch`. `queue` takes the fresh rows, if any."""
 
     def __init__(
         self, backbone: nn.Module, objective: AnyObjective | None = None, head: nn.Module | None = None
     ) -> None:
         super().__init__(objective)
         self.branch = make_branch(backbone, head, self.head_name)
+        self.queue: Any = None
         self._build_objective()
 
     @property
@@ -389,6 +389,10 @@ class OneBranch(Framework):
 
     def branches(self) -> list[Branch]:
         return [self.branch]
+
+    def update(self) -> None:
+        for rows in self._fresh.take():
+            self.queue.push(torch.cat(rows))
 
 
 def embedded(
@@ -421,11 +425,11 @@ def _moved(name: str, values: Tensor | None, like: Tensor) -> Tensor | None:
         return None
     try:
         found = torch.as_tensor(values)
-        shown = f"{found.dtype} of shape {tuple(found.shape)}"
+        got = shown(found)
     except (TypeError, ValueError, RuntimeError):
-        found, shown = torch.zeros(()), f"{values!r:.80}"
+        found, got = torch.zeros(()), f"{values!r:.80}"
     if found.shape != (len(like),) or found.is_floating_point():
-        raise PairsError(f"{name} must be {len(like)} whole numbers, one for each image, got {shown}.")
+        raise PairsError(f"{name} must be {len(like)} whole numbers, one for each image, got {got}.")
     return found.to(like.device)
 
 

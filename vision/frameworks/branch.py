@@ -178,12 +178,17 @@ def rows_of(output: Any, module: nn.Module) -> Tensor:
     if isinstance(output, Mapping):
         output = next((output[name] for name in POOLED if output.get(name) is not None), output)
     if not isinstance(output, Tensor) or output.ndim < 2 or not output.is_floating_point():
-        shown = f"{output.dtype} {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
         raise ConfigError(
-            f"the backbone {type(module).__name__} returned {shown}, and not floats with a row for each image. Wrap "
-            "it in a module whose forward returns its features, (n, width), such as self.net(images)[0] of a tuple."
+            f"the backbone {type(module).__name__} returned {shown(output)}, and not floats with a row for each image. "
+            "Wrap it in a module whose forward returns its features, (n, width), such as self.net(images)[0] of a "
+            "tuple."
         )
     return output.flatten(1)
+
+
+def shown(value: Any) -> str:
+    """Describe a tensor by type and shape, and anything else by its kind, for a message."""
+    return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def feature_width(backbone: nn.Module) -> int:

@@ -22,7 +22,7 @@ from dipole.vision.encoders import Encoder
 from dipole.vision.encoders.base import narrow
 from dipole.vision.frameworks.base import AnyObjective, AnyPairs, Batch, Draw, Framework, embedded, register_framework
 from dipole.vision.frameworks.branch import Branch, Setup, check_built, make_branch
-from dipole.vision.frameworks.queue import Fresh, check_momentum, check_rows
+from dipole.vision.frameworks.queue import check_momentum, check_rows
 from dipole.vision.image_ops import centre
 from dipole.vision.image_set import ImageSet
 from dipole.vision.settings import VisionSettings
@@ -144,7 +144,6 @@ class CMC(Framework):
             like = next(self.light.parameters(), torch.empty(0))
             drawn = torch.randn(2, images, self.embedding_dim).to(like)
             self.register_buffer("memory", F.normalize(drawn, dim=2))
-        self._fresh = Fresh()
         self._build_objective()
 
     @classmethod

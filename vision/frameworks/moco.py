@@ -14,7 +14,7 @@ from dipole.core.utils.distributed import gather_rows, rank, row_counts, world_s
 from dipole.core.utils.transfer import to_device
 from dipole.vision.frameworks.base import AnyObjective, AnyPairs, Batch, Draw, OneBranch, embedded, register_framework
 from dipole.vision.frameworks.branch import Setup, placed_like
-from dipole.vision.frameworks.queue import Fresh, Queue, check_momentum, momentum_copy, momentum_update
+from dipole.vision.frameworks.queue import Queue, check_momentum, momentum_copy, momentum_update
 from dipole.vision.settings import VisionSettings
 
 
@@ -81,7 +81,6 @@ class MoCo(OneBranch):
         self.intra_batch = intra_batch
         self.symmetric = symmetric
         self.batch_negatives = not symmetric if batch_negatives is None else batch_negatives
-        self._fresh = Fresh()
 
     @classmethod
     def from_config(cls, config: VisionSettings, setup: Setup) -> Self:
@@ -131,8 +130,7 @@ class MoCo(OneBranch):
 
     def update(self) -> None:
         momentum_update(self.key, self.branch, self.momentum)
-        for rows in self._fresh.take():
-            self.queue.push(*rows)
+        super().update()
 
 
 def every_view_in_turn(queries: Sequence[Tensor], keys: Sequence[Tensor], **settings: Any) -> tuple[Pairs, ...]:

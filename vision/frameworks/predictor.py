@@ -19,7 +19,7 @@ from dipole.vision.encoders.base import Norm, mlp
 from dipole.vision.frameworks.base import AnyObjective, AnyPairs, Batch, Draw, OneBranch, embedded, register_framework
 from dipole.vision.frameworks.branch import Setup, check_module, placed_like
 from dipole.vision.frameworks.moco import every_view_in_turn
-from dipole.vision.frameworks.queue import Fresh, Queue, check_momentum, cosine_schedule, momentum_copy, momentum_update
+from dipole.vision.frameworks.queue import Queue, check_momentum, cosine_schedule, momentum_copy, momentum_update
 from dipole.vision.heads import Prediction, prediction_head
 from dipole.vision.settings import VisionSettings
 
@@ -300,16 +300,11 @@ class NNCLR(Predicting):
     ) -> None:
         super().__init__(backbone, objective, head, predictor)
         self.queue = placed_like(Queue(support, self.embedding_dim), self.backbone)
-        self._fresh = Fresh()
 
     def _sides(self, batch: Batch, projected: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         self._fresh.add(projected[0])
         support = self.queue.all(projected[0].dtype)
         return [nearest_in(support, z.detach()) for z in projected], [self.predictor(z) for z in projected]
-
-    def update(self) -> None:
-        for rows in self._fresh.take():
-            self.queue.push(*rows)
 
 
 @torch.no_grad()

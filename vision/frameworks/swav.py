@@ -2,7 +2,6 @@
 
 from typing import Any, Self
 
-import torch
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -13,7 +12,7 @@ from dipole.core.train.config import Settings
 from dipole.vision.augment import AugmentConfig
 from dipole.vision.frameworks.base import AnyObjective, Batch, Draw, OneBranch, embedded, register_framework
 from dipole.vision.frameworks.branch import Setup, in_passes, placed_like
-from dipole.vision.frameworks.queue import Fresh, Queue
+from dipole.vision.frameworks.queue import Queue
 from dipole.vision.settings import VisionSettings
 
 
@@ -60,8 +59,8 @@ class SwAV(OneBranch):
         super().__init__(backbone, objective, head)
         check_whole("large", large, 2)
         self.large = self.fewest_views = large
-        self.queue = placed_like(Queue(queue, self.embedding_dim), self.backbone) if queue else None
-        self._fresh = Fresh()
+        if queue:
+            self.queue = placed_like(Queue(queue, self.embedding_dim), self.backbone)
 
     @classmethod
     def from_config(cls, config: VisionSettings, setup: Setup) -> Self:
@@ -88,8 +87,3 @@ class SwAV(OneBranch):
         large, small = rows["large"], rows["small"]
         queue = None if self.queue is None else self.queue.past(large[0].dtype)
         return Pairs.from_crops(large, small, queue, rows.get("labels"), rows.get("index"))
-
-    def update(self) -> None:
-        for crops in self._fresh.take():
-            assert self.queue is not None
-            self.queue.push(torch.cat(crops))

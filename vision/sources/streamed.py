@@ -2,8 +2,10 @@
 
 import hashlib
 import re
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from threading import Lock
@@ -110,38 +112,32 @@ def fetched(path: str) -> bytes:
         return bytes(file.read())
 
 
+@dataclass(frozen=True, eq=False)
 class Numbered(Sequence[str]):
     """Names of a stream's images: the stream's name and a number."""
 
-    def __init__(self, name: str, count: int) -> None:
-        self._name, self._count = name, count
+    name: str
+    count: int
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __getitem__(self, place: Any) -> Any:
-        return f"{self._name}[{place}]"
+        return f"{self.name}[{place}]"
 
 
+@dataclass(eq=False)
 class Forward:
-    """Rows by number from shards that can only be read from the beginning. The last `capacity` rows are cached.
+    """Rows by number from shards that can only be read from the beginning. The last `capacity` rows are cached."""
 
-    bounds: the first row of each shard, and the number of all rows.
-    """
-
-    def __init__(
-        self,
-        begin: Callable[[int], Iterator[Any]],
-        bounds: Sequence[int],
-        capacity: int,
-        content: Callable[[Any], bytes],
-        name: str,
-    ) -> None:
-        self._begin, self._bounds, self._capacity = begin, torch.tensor(bounds), capacity
-        self._content, self._name = content, name
-        self._open: OrderedDict[int, tuple[Iterator[Any], int]] = OrderedDict()  # by shard
-        self._held: OrderedDict[int, bytes | Exception] = OrderedDict()
-        self._lock = Lock()
+    begin: Callable[[int], Iterator[Any]]  # of a shard
+    bounds: list[int]  # the first row of each shard, and the number of all rows
+    capacity: int
+    content: Callable[[Any], bytes]  # of a row
+    name: str
+    _open: OrderedDict[int, tuple[Iterator[Any], int]] = field(default_factory=OrderedDict)  # by shard
+    _held: OrderedDict[int, bytes | Exception] = field(default_factory=OrderedDict)
+    _lock: Any = field(default_factory=Lock)
 
     def __call__(self, row: int) -> bytes:
         with self._lock:
@@ -153,24 +149,24 @@ class Forward:
         return held
 
     def _read_to(self, row: int) -> None:
-        shard = int(torch.searchsorted(self._bounds, row, right=True)) - 1
+        shard = bisect_right(self.bounds, row) - 1
         rows, place = self._open.pop(shard, (None, 0))
         if rows is None or place > row:
-            rows, place = self._begin(shard), int(self._bounds[shard])
+            rows, place = self.begin(shard), self.bounds[shard]
         while place <= row:
             found = next(rows, None)
             if found is None:
                 raise DataError(
-                    f"{self._name} ends after {place} images, and {int(self._bounds[-1])} are expected: set "
+                    f"{self.name} ends after {place} images, and {self.bounds[-1]} are expected: set "
                     "vision.data.length to what it has, or leave it out."
                 )
             try:
-                self._held[place] = self._content(found)
+                self._held[place] = self.content(found)
             except Exception as error:  # raised for this image only, when it is asked for
                 self._held[place] = error
             self._held.move_to_end(place)
             place += 1
-            if len(self._held) > self._capacity:
+            if len(self._held) > self.capacity:
                 self._held.popitem(last=False)
         self._open[shard] = rows, place
         if len(self._open) > OPEN:
