@@ -1,5 +1,7 @@
 """Image encoders: the settings table, the base classes, and how an encoder is registered."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal
