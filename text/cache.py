@@ -23,7 +23,7 @@ from dipole.text.corpus import corpus_files, pydoc_documents
 from dipole.text.splitting import READER
 from dipole.text.vocabulary import Tokens
 
-VERSION = 10  # of the folders' format
+VERSION = 11  # of the folders' format
 LARGE = 32 << 20  # bytes of a corpus that is cached even if no folder is named
 FEW = 100_000  # sentences of a Hub data set that stay in memory
 INDEX = "index.json"

@@ -20,7 +20,7 @@ PLAIN_END = re.compile(r"([A-Za-z]{2,})([.?!])\s+[\"'(]?[A-Za-z]")
 ABBREVIATIONS = (
     "mr mrs ms dr prof rev hon st sr jr messrs mme mlle gen col maj capt lieut lt sgt cpl gov pres sen rep "
     "vs etc e.g i.e cf al viz vol vols pp ed eds fig figs sec eq ch inc ltd co corp bros dept univ approx "
-    "jan feb mar apr jun jul aug sep sept oct nov dec mt ft a.m p.m b.c a.d u.s u.k esq "
+    "jan feb mar apr jun jul aug sep sept oct nov dec mt ft a.m p.m b.c a.d u.s u.k u.n e.u ph.d m.d esq "
     "bzw ca ggf usw vgl evtl inkl bspw sog str nr mio mrd sra srta dra sig dott ecc dhr mevr bijv enz "
     "np tzn tzw itd itp hab nap\u0159 atd tzv esim "
     "\u0443\u043b \u0441\u0442\u0440 \u0440\u0438\u0441 \u0442\u044b\u0441 \u043c\u043b\u043d"  # of Russian
@@ -32,6 +32,11 @@ DOTTED = re.compile(
     r"Oktober|November|Dezember|Jahrhundert)|[(\[]?(?:\w*str|art|nos?|figs?|eqs?|secs?|pp|[^\W\d_])\.\s+\d|"
     r"[\u05d0-\u05ea\u0621-\u064a]\.\s",
     re.IGNORECASE,
+)
+# An abbreviation that can end a sentence, and a word that begins one.
+FINAL = re.compile(
+    r"(?:U\.[SKN]|E\.U|Ph\.D|M\.D|[ap]\.m|B\.C|A\.D|etc|Inc|Ltd|Corp|Co|Bros|Esq|[JS]r)\.\s+[\"'(]?(?:The|An?|Its?|He|She|"
+    r"They|We|I|You|This|These|Those|That|There|In|On|At|But|And|So|If|When|His|Her|Their|My|Our|However)\b(?!\.)"
 )
 # Marks that end a sentence with or without a blank after them: Unicode's Sentence_Terminal and the Tibetan shad,
 # without . ? !, the commas of Burmese, Javanese and Balinese, and the marks of dead scripts.
@@ -72,14 +77,12 @@ _FIRST = re.compile(r"^[ \t]*1[.)]\s", re.MULTILINE)
 _NUMBER = re.compile(r"\d{1,2}\.")
 _WORD = re.compile(r"\w")
 _MARKED = re.compile(r"(?:[*_]|\[\w{1,3}\])+(?= |$)")  # the end of Markdown's emphasis, or numbers of notes
-# A question or quotation inside of a sentence, which goes on behind it: `"Did he?" she asked.`
-_INSIDE = re.compile(rf"[{MARKS}.?!;\u2026](?: ?[\u00bb\u203a]|[{_CLOSING}\u201c\u00ab*_]+)$")
+# A question, quotation or name inside of a sentence, which goes on: `"Did he?" she asked`, `the Jeopardy! host`.
+_INSIDE = re.compile(rf"(?:[{MARKS}.?!;\u2026](?: ?[\u00bb\u203a]|[{_CLOSING}\u201c\u00ab*_]+)|\b[A-Z]\w*[?!])$")
 _ASKED = re.compile(r"[?!\u2026]$")
-# Borders, written as U+E000, that are none: before a company's form, behind U.N. before a name, and before the Korean
-# particles of speech.
+# Borders, written as U+E000, that are none: before a company's form, and before the Korean particles of speech.
 _NO_BORDER = re.compile(
     "!\ue000(?:Inc|Corp|Co|Ltd)\\b"
-    r"|\b(?:U\.N|E\.U)\.\ue000(?!(?:The|An?|It|[SH]e|They|We|I|You|Th[ei]se?|That|There|[IO]n|At|But|And|So|If|When)\b)[A-Z]"
     "|[\"'\u2019\u201d]\ue000(?:\uc774?\ub77c[\uace0\uba70\ub294]|\ud558(?:\uba70|\uace0(?! \uc2f6)))"
 )
 # A blank behind an opening mark of French, behind an abbreviation in Indian text whose mark is the danda, and inside of
@@ -92,7 +95,8 @@ _THAI_BLANK = re.compile(f"(?<=[{THAI}])(?<![{_REPEATS}]) (?=[{THAI}])(?![{_REPE
 
 
 @cache
-def punkt() -> Any:
+def punkt(with_finals: bool = False) -> Any:
+    """Return NLTK's tokenizer. An abbreviation before a word of `FINAL` ends a sentence `with_finals`."""
     module = READER.package("nltk.tokenize.punkt")
     parameters = module.PunktParameters()
     parameters.abbrev_types = set(ABBREVIATIONS.split())
@@ -104,6 +108,8 @@ def punkt() -> Any:
             dotted = DOTTED.match(text)
             if dotted and (dotted[1] is None or dotted[1].islower()):
                 return False
+            if with_finals and FINAL.match(text):
+                return True
             end = PLAIN_END.match(text)
             if end and (end[2] != "." or end[1].lower() not in parameters.abbrev_types):
                 return True
@@ -148,11 +154,12 @@ def _goes_on(before: str, after: str) -> bool:
 def _cut(part: str) -> Iterator[str]:
     """Yield Punkt's sentences. A number alone, as of a list, belongs to the next one, and marks alone to the last."""
     begin = end = 0
-    for start, stop in punkt().span_tokenize(part):
+    for start, stop in punkt(with_finals=True).span_tokenize(part):
         if start == end and (closing := _MARKED.match(part, start)):
             end = closing.end()
             start = min(end + 1, stop)
-        is_inside = start == end and part[start] not in "[({*"  # no blank before it, as in `Ok!!` and `"Hm."he said`
+        # No blank before it, as in `Ok!!` and `"Hm."he said`.
+        is_inside = start == end and part[start : start + 1] not in "[({*"
         if end and not (is_inside or _NUMBER.fullmatch(part, begin, end) or not _WORD.search(part, start, stop)):
             yield part[begin:end]
             begin = start
