@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
+from unittest import mock
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -343,28 +344,22 @@ class CachedContrastiveLoss(ContrastiveLoss):
         self.mini_batch_size = mini_batch_size
 
     def embed(self, columns: list[dict[str, Tensor]]) -> list[Tensor]:
-        with self._divided(unwrapped(self.model)):
-            return super().embed(columns)
-
-    @contextmanager
-    def _divided(self, model: Any) -> Iterator[None]:
         """Let the model compute some rows at a time, below the decorator of MatryoshkaLoss."""
+        model = unwrapped(self.model)
         if any(hasattr(part.__dict__.get("forward"), "set_layer_idx") for part in model.children()):
             raise ConfigError(
                 "CachedContrastiveLoss does not work inside AdaptiveLayerLoss or Matryoshka2dLoss: they read every "
                 "layer of the complete batch. Use ContrastiveLoss there, or MatryoshkaLoss here."
             )
-        decorator: Any = model.__dict__.get("forward")
+        decorator = model.__dict__.get("forward")
         inner = getattr(decorator, "fn", None)
-        if not callable(inner):
-            with patched_forward(model, self._rows_at_a_time(model, own_forward(model))):
-                yield
-            return
-        decorator.fn = self._rows_at_a_time(model, inner)
-        try:
-            yield
-        finally:
-            decorator.fn = inner
+        changed: AbstractContextManager[object]
+        if callable(inner):
+            changed = mock.patch.object(decorator, "fn", self._rows_at_a_time(model, inner))
+        else:
+            changed = patched_forward(model, self._rows_at_a_time(model, own_forward(model)))
+        with changed:
+            return super().embed(columns)
 
     def _rows_at_a_time(self, model: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         def divided(features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:

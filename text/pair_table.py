@@ -3,6 +3,7 @@
 import hashlib
 import math
 import re
+import tomllib
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -21,29 +22,13 @@ from dipole.core.utils.text import counted, shortened, warn
 from dipole.text.cache import Told, hash_of, load_or_build, quiet
 from dipole.text.splitting import READER
 
-# Usual names of anchor and positive, as `plain_name` compares them.
-USUAL = (
-    ("anchor", "positive"), ("anchor", "pos"), ("query", "positive"), ("query", "pos"), ("query", "answer"),
-    ("question", "answer"), ("premise", "entailment"), ("sent0", "sent1"), ("sentence1", "sentence2"),
-    ("text1", "text2"), ("question1", "question2"), ("premise", "hypothesis"), ("sentence_A", "sentence_B"),
-    ("text_a", "text_b"), ("#1 String", "#2 String"), ("query", "passage"), ("query", "document"),
-)  # fmt: skip
-# Names of negatives beside a positive, which can have a number (negative_3). Others are called "negative".
-NEGATIVES = {
-    "pos": ("neg",), "entailment": ("contradiction",), "sent1": ("hard_neg",), "sentence2": ("negative", "sentence3"),
-}  # fmt: skip
+_NAMES = tomllib.loads(Path(__file__).with_name("pair_columns.toml").read_text(encoding="utf-8"))
+USUAL, NEGATIVES, LABELS = (_NAMES[kind] for kind in ("usual", "negatives", "labels"))
 WRITTEN = re.compile(r"""\[(['"]).*\1\]|b(['"]).*\2""", re.DOTALL)  # Python's lists of texts, and bytes
 TELL_AFTER = 1 << 20  # characters
 SHOWN = 5  # labels that are named in a message
 TEXTS = "texts.arrow"
 TOGETHER = 10_000  # texts that are hashed together
-# Columns that tell pairs from other rows: QQP, PAWS, MRPC, STS-B, SICK, NLI sets and mined pairs. See `plain_name`.
-LABELS = frozenset({
-    "label", "labels", "goldlabel", "gold", "goldscore", "isduplicate", "duplicate", "isdup", "isparaphrase",
-    "paraphrase", "quality", "score", "scores", "similarity", "similarityscore", "simscore", "sim", "similar",
-    "issimilar", "cosinesimilarity", "relatedness", "relatednessscore", "relevance", "relevant", "entailment",
-    "entailmentlabel", "entailmentjudgment", "judgment", "judgement", "match", "ismatch", "equivalent", "target",
-})  # fmt: skip
 MISSING = ("", "nan", "na", "n/a", "null", "none")  # of a table of text
 WORDS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
 

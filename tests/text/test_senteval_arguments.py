@@ -47,7 +47,7 @@ def engine(path, batcher=rows, **more):
 
 
 @pytest.mark.parametrize(("given", "message"), [
-    ({"kfold": 1}, "kfold must be a whole number from 2 up, got '1'"),
+    ({"kfold": 1}, "kfold must be a whole number >= 2, got 1"),
     ({"kfold": 5.0}, "kfold must be"), ({"seed": -1}, "seed must be"),
     ({"seed": 2**40}, "seed must be"), ({"batch_size": 0}, "batch_size must be"),
     ({"usepytorh": True}, "Did you mean 'usepytorch'"), ({"usepytorch": "yes"}, "usepytorch must be"),
@@ -63,7 +63,7 @@ def engine(path, batcher=rows, **more):
     ({"classifier": {"nhid": 0, "optim": "adem"}}, "Did you mean 'adam'"),
     ({"classifier": {"nhid": 0, "optim": "sgd"}}, "learning rate"),
     ({"classifier": [0]}, "classifier must be a dictionary"),
-    ({"classifier": {"nhid": -1}}, "nhid must be a whole number from 0"),
+    ({"classifier": {"nhid": -1}}, "nhid must be a whole number >= 0"),
     ({"classifier": {"nhid": 0, "max_epoch": -1}}, "max_epoch must be"),
     ({"classifier": {"nhid": 0, "batch_size": 0}}, "batch_size must be"),
     ({"classifier": {"nhid": 0, "dropout": 1.0}}, "dropout must be"),

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from dipole.core.evaluation.arrays import as_matrix, finite_rows
 from dipole.core.objectives.similarity import full_precision
+from dipole.core.objectives.spec import check_whole
 from dipole.core.utils.cache import found
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.files import atomic_file, disk_refusing
@@ -25,7 +26,7 @@ from dipole.core.utils.text import counted
 from dipole.text.senteval.protocols import ProbeSettings, check_device
 from dipole.text.senteval.scoring import Result, score
 from dipole.text.senteval.tasks import READERS, Sentence, Task, load_task
-from dipole.text.senteval.torch_classifier import Classifier, check_whole
+from dipole.text.senteval.torch_classifier import Classifier
 
 # Known entries of `params`. Scripts can add others, unless they look like a misspelt one of these.
 KNOWN = (
@@ -170,8 +171,8 @@ def _check(params: Params) -> None:
         raise OptionError("classifier needs 'nhid', the number of hidden units (0: logistic regression)")
     if not params.task_path or not isinstance(params.task_path, str | Path):
         raise OptionError("params needs 'task_path', the folder that holds SentEval's downstream/")
-    check_whole(params.batch_size, "batch_size", 1)
-    check_whole(params.halves or 1, "halves", 1)
+    check_whole("batch_size", params.batch_size)
+    check_whole("halves", params.halves or 1)
     if params.usepytorch not in (None, True, False):
         raise OptionError(f"usepytorch must be True or False, got {params.usepytorch!r}")
     if params.similarity is not None and not callable(params.similarity):
@@ -293,7 +294,7 @@ def as_encode(encoder: Any, batch_size: int | None = None, tokenizer: Any = None
     Raise OptionError if the encoder is of another kind, an option is out of range, or there is no tokenizer.
     """
     if batch_size is not None:
-        check_whole(batch_size, "batch_size", 1)
+        check_whole("batch_size", batch_size)
     method = getattr(encoder, "encode", None)
     # Texts and tokenizers have a method of this name too.
     is_other = isinstance(encoder, str | type) or hasattr(encoder, "convert_ids_to_tokens")

@@ -15,11 +15,12 @@ from threadpoolctl import threadpool_limits
 
 from dipole.core.evaluation.logistic import NotConverged, solve_subsets
 from dipole.core.evaluation.probes import measuring_device
+from dipole.core.objectives.spec import check_whole
 from dipole.core.train.launch import pick_device
 from dipole.core.utils.errors import ConfigError, DataError, OptionError, nearest
 from dipole.core.utils.text import counted
 from dipole.text.senteval.tasks import Split, Task, take
-from dipole.text.senteval.torch_classifier import Classifier, Fit, Fitted, check_whole, fit_all
+from dipole.text.senteval.torch_classifier import Classifier, Fit, Fitted, fit_all
 
 PROTOCOLS = {
     "fast": "SentEval's folds and grid, logistic regression solved to convergence for all folds and values at once",
@@ -59,8 +60,10 @@ class ProbeSettings:
         if not isinstance(name, str) or name not in PROTOCOLS:
             hint = nearest(str(name), PROTOCOLS)
             raise OptionError(f"unknown protocol {name!r}; allowed: {', '.join(PROTOCOLS)}.{hint}")
-        check_whole(self.kfold, "kfold", 2)
-        check_whole(self.seed, "seed", 0, 2**32 - 1)
+        check_whole("kfold", self.kfold, 2)
+        check_whole("seed", self.seed, 0)
+        if self.seed >= 2**32:
+            raise OptionError("seed must be a whole number below 2**32.")
 
     def grid(self, kind: str) -> list[float]:
         """Return the values that are tried: weight decays of the PyTorch classifier, else inverse regularisation C."""

@@ -154,6 +154,10 @@ class TaskFiles:
             raise self.error(relative, line, f"the {what} {text.strip()[:60]} is none of 0 to {most}")
         return found
 
+    def numbers(self, column: int, most: int, kind: type[int | float] = int) -> Label:
+        """Return how `pairs` reads labels that are numbers in a column."""
+        return lambda relative, line, fields: self.number(relative, line, fields[column], most, kind)
+
     def pairs(self, relative: str, columns: int, left: int, label: Label, head: int = 0) -> Split:
         """Read pairs of sentences in the columns `left` and `left + 1`, below `head` lines."""
         rows = list(self.fields(relative, columns))[head:]
@@ -253,11 +257,7 @@ def sst(name: str, files: TaskFiles) -> Task:
 
 def mrpc(name: str, files: TaskFiles) -> Task:
     """Whether one sentence says what the other does."""
-
-    def label(relative: str, number: int, fields: list[str]) -> float:
-        return files.number(relative, number, fields[0], 1)
-
-    splits = {}
+    label, splits = files.numbers(0, 1), {}
     for split in ("train", "test"):
         relative = f"downstream/MRPC/msr_paraphrase_{split}.txt"
         splits[split] = files.pairs(relative, 5, 3, label, head=1)
@@ -290,10 +290,7 @@ def sick(name: str, files: TaskFiles) -> Task:
 
 def sts_benchmark(name: str, files: TaskFiles) -> Task:
     """Similarity of sentence pairs, by cosine as SimCSE does, or learned as SentEval does."""
-
-    def label(relative: str, number: int, fields: list[str]) -> float:
-        return files.number(relative, number, fields[4], 5, float)
-
+    label = files.numbers(4, 5, float)
     folder = "STSBenchmark" if name != "STSBenchmark-fix" else name
     splits = {
         split: files.pairs(f"downstream/STS/{folder}/sts-{split}.csv", 7, 5, label)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dipole.core.objectives.spec import check_whole
 from dipole.core.utils.errors import OptionError, nearest
 from dipole.core.utils.memory import check_fits
 
@@ -18,13 +19,6 @@ NAMES = ("Adadelta", "Adagrad", "Adam", "Adamax", "ASGD", "RMSprop", "Rprop", "S
 OPTIMIZERS = {name.lower(): getattr(torch.optim, name) for name in NAMES}
 FUSED = ("cpu", "cuda", "mps", "xpu")  # devices on which one kernel is all of Adam's update
 LEAST = {"nhid": 0, "tenacity": 0, "epoch_size": 1, "max_epoch": 0, "batch_size": 1}
-
-
-def check_whole(value: Any, name: str, least: int, most: int | None = None) -> None:
-    """Raise OptionError unless a value is a whole number in its range."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least or value > (most or value):
-        upper = f"to {most}" if most is not None else "up"
-        raise OptionError(f"{name} must be a whole number from {least} {upper}, got {str(value)[:60]!r}")
 
 
 @dataclass(frozen=True)
@@ -41,7 +35,7 @@ class Classifier:
 
     def __post_init__(self) -> None:
         for name, least in LEAST.items():
-            check_whole(getattr(self, name), f"classifier: {name}", least)
+            check_whole(f"classifier: {name}", getattr(self, name), least)
         if isinstance(self.dropout, bool) or not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
             raise OptionError(f"classifier: dropout must be a number from 0 to below 1, got {self.dropout!r}")
         if not isinstance(self.optim, str):
