@@ -23,13 +23,12 @@ from dipole.text import evaluation, senteval
 from dipole.text.artifacts import READ_BY, Artifacts, save_artifacts
 from dipole.text.cache import version_of
 from dipole.text.config import TextSettings
-from dipole.text.data import Data, Probes, TableData, load_data
+from dipole.text.data import Data, Probes, load_data
 from dipole.text.embed import FunctionEmbedder, sentence_embedder
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders.networks import SentenceModel
 from dipole.text.encoders.sentence_folder import FolderSettings, folder_settings
 from dipole.text.model import build_model, clip_each, evaluated, expanded, fixed_table, limit_of, positions_of
-from dipole.text.pair_table import PairTable
 from dipole.text.pairs import PAIR_KINDS, PairKind, TextBatch, check_blocks
 from dipole.text.sentences import Sentences
 from dipole.text.senteval.engine import task_names
@@ -39,9 +38,6 @@ from dipole.text.vocabulary import Tokens, load_tokens
 PROBED = 2000  # sentences of each split that probes and diagnostics look at
 GLOVE = 300  # assumed width of word vectors that are not read yet
 BATCH_TOKENS = 4096  # of evaluation
-# For `sketch`: settings that neither pairs nor encoders depend on, and those that pairs depend on.
-OF_THE_DATA = ("corpus", "split", "column", "cache", "limit", "held_out", "senteval", "labelled", "protocol")
-OF_THE_PAIRS = ("pairs", "columns", "window", "self_logit", "block_size")
 
 
 class TextAdapter(Adapter):
@@ -134,10 +130,6 @@ class TextAdapter(Adapter):
     def sentences(self) -> Sentences:
         return self.data.sentences
 
-    @property
-    def table(self) -> PairTable | None:
-        return self.data.table if isinstance(self.data, TableData) else None
-
     @cached_property
     def train_rows(self) -> np.ndarray:
         return self.data.split("test", self.validation)[0]
@@ -155,10 +147,7 @@ class TextAdapter(Adapter):
         check_blocks(config, batch_size, world_size)
         if config.transformer is not None or config.tokenizer != "words":
             return None  # files say how wide it is
-        defaults = {name: TextSettings.model_fields[name].default for name in OF_THE_DATA}
-        of_the_pairs = {name: getattr(config, name) for name in OF_THE_PAIRS}
-        arguments = (TextSettings().model_copy(update=of_the_pairs), batch_size)
-        return Sketch(_width(config.model_copy(update=defaults)), PAIR_KINDS[config.pairs].example, arguments)
+        return Sketch(_width(config), PAIR_KINDS[config.pairs].example, (config, batch_size))
 
     @classmethod
     def missing_data(cls, config: Any) -> list[str]:
@@ -266,22 +255,22 @@ class TextAdapter(Adapter):
     def features(self, split: str) -> tuple[Tensor, Tensor | None]:
         probe = self._probe()
         rows = {"train": probe.train, "test": probe.test}[split]
-        if self.table is not None:
-            return probe.sides(evaluation.distinct(self.table.anchor[rows]))[0], None
+        if (table := self.data.table) is not None:
+            return probe.sides(evaluation.distinct(table.anchor[rows]))[0], None
         return probe.sides(rows)[0], probe.document(rows)
 
     def held_out_pairs(self, objective: Any) -> Pairs | None:
         """Return held-out sentences and their neighbours, or held-out rows of a table. None for views."""
         if not PAIR_KINDS[self.config.pairs].has_held_out:
             return None
-        return evaluation.held_out_pairs(self._probe(objective), self.table)
+        return evaluation.held_out_pairs(self._probe(objective))
 
     def evaluate(self, objective: Any) -> dict[str, float]:
         c, probe = self.config, self._probe(objective)
-        if self.table is None:
+        if self.data.table is None:
             results = evaluation.text_results(probe)
         else:
-            results = evaluation.table_results(probe, self.table)
+            results = evaluation.table_results(probe, self.data.table)
         if c.classifiers or c.losses:
             block_size = PAIR_KINDS[c.pairs].unit(c) - 1 or 1
             results |= evaluation.document_results(probe, self.train_rows, self.held_rows, objective, block_size)

@@ -52,7 +52,7 @@ def save_artifacts(
     (folder / "text.json").write_text(text + "\n")
     used, places = np.unique(np.concatenate([probes.train, probes.test]), return_inverse=True)
     arrays = dict(zip(("train", "test"), np.split(places, [len(probes.train)]), strict=True))
-    if isinstance(probes.data, TableData):
+    if probes.data.table is not None:
         table, used = probes.data.table.take(used)
         arrays |= {name: getattr(table, name) for name in TABLE}
     sentences = probes.data.sentences.take(used)

@@ -29,6 +29,7 @@ class Data(ABC):
     """Numbered sentences, or the distinct texts of a table, and their split."""
 
     row = "sentence"  # what a row is called in messages
+    table: PairTable | None = None
 
     def __init__(self, config: TextSettings, tokens: Tokens, sentences: Sentences) -> None:
         self.config, self.tokens, self.sentences = config, tokens, sentences
@@ -133,6 +134,7 @@ class TableData(Data):
     """Rows of a pair table, whose last rows are held out."""
 
     row = "row"
+    table: PairTable
 
     def __init__(self, config: TextSettings, tokens: Tokens, sentences: Sentences, table: PairTable) -> None:
         super().__init__(config, tokens, sentences)

@@ -92,9 +92,9 @@ def table_results(probe: ProbeSentences, table: PairTable) -> dict[str, float]:
     return find_positives(f, g, anchor, positive, negatives.view(len(rows), -1))
 
 
-def held_out_pairs(probe: ProbeSentences, table: PairTable | None) -> Pairs | None:
+def held_out_pairs(probe: ProbeSentences) -> Pairs | None:
     """Return held-out sentences and their neighbours, or rows in which no text occurs twice on a side. None: too few"""
-    rows = probe.test[:PAIRED]
+    rows, table = probe.test[:PAIRED], probe.data.table
     if table is None:
         if not probe.data.sentences.has_neighbours(rows):
             return None

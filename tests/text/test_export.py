@@ -145,7 +145,7 @@ def test_prompts_and_limits_of_a_folder(tmp_path, kind):
     library = folder_of(tmp_path, **FOLDERS[kind])
     wanted = library.encode(LONG)
     adapter = adapter_of(tmp_path)
-    anchors = adapter.data.sentences.ids(adapter.table.anchor)
+    anchors = adapter.data.sentences.ids(adapter.data.table.anchor)
     limit = FOLDERS[kind].get("limit", 32)
     trained = library.tokenizer([adapter.tokens.prompt + text for text in PAIRS[0]], truncation=True, max_length=50)
     assert [ids.tolist() for ids in anchors] == trained["input_ids"] or limit < 32

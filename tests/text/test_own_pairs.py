@@ -107,7 +107,7 @@ def test_columns_are_the_softmax_over_positives_and_hard_negatives(table, tmp_pa
     rows = [ROWS[i] for i in batch.index.tolist()]
 
     def vectors(texts, side):
-        rows = np.array([adapter.table.texts.index(text) for text in texts])
+        rows = np.array([adapter.data.table.texts.index(text) for text in texts])
         return normalize(adapter._probe().sides(rows)[side].double(), dim=1)
 
     asked = vectors([row["query"] for row in rows], 0)
