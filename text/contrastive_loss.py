@@ -344,7 +344,6 @@ class CachedContrastiveLoss(ContrastiveLoss):
         self.mini_batch_size = mini_batch_size
 
     def embed(self, columns: list[dict[str, Tensor]]) -> list[Tensor]:
-        """Let the model compute some rows at a time, below the decorator of MatryoshkaLoss."""
         model = unwrapped(self.model)
         if any(hasattr(part.__dict__.get("forward"), "set_layer_idx") for part in model.children()):
             raise ConfigError(
@@ -352,7 +351,7 @@ class CachedContrastiveLoss(ContrastiveLoss):
                 "layer of the complete batch. Use ContrastiveLoss there, or MatryoshkaLoss here."
             )
         decorator = model.__dict__.get("forward")
-        inner = getattr(decorator, "fn", None)
+        inner = getattr(decorator, "fn", None)  # below the decorator of MatryoshkaLoss
         changed: AbstractContextManager[object]
         if callable(inner):
             changed = mock.patch.object(decorator, "fn", self._rows_at_a_time(model, inner))
