@@ -98,13 +98,11 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             settings["objective"] = objective
         if preset is None:
             preset = presets.DEFAULT[self.algorithm]
-        chosen = presets.from_preset(
-            preset,
-            {"algorithm": self.algorithm, **without_sb3_names(settings)},
-            (*self.passed_on, "augmentation", "storage"),
-        )
-        if chosen.algorithm != self.algorithm:
-            raise ConfigError(f"{type(self).__name__} is an agent of {self.algorithm!r}, not {chosen.algorithm!r}.")
+        asked = settings.setdefault("algorithm", self.algorithm)
+        if asked != self.algorithm:
+            told = f"{type(self).__name__} is an agent of {self.algorithm!r}, not {asked!r}."
+            raise ConfigError(f"{told} {saved_agent.CLASSES}")
+        chosen = presets.from_preset(preset, without_sb3_names(settings), (*self.passed_on, "augmentation", "storage"))
         self.inputs = chosen.inputs
         self.augmentation = presets.augmentation(preset) if augmentation is None else augmentation
         self.storage = storage

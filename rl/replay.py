@@ -17,6 +17,7 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.buffers import BaseBuffer
+from stable_baselines3.common.utils import get_device
 
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.text import counted, size
@@ -64,7 +65,7 @@ class FrameReplayBuffer(FrameSampler):
     Raises:
         TrainingError: if the frames cannot fit into memory, with the bytes, before anything is allocated.
         ConfigError: for observations that are no uint8 images or vectors, a stack that does not divide the channels,
-            another word for `storage`, or a number out of range.
+            another word for `storage`, an unknown device, or a number out of range.
     """
 
     _device: torch.device
@@ -88,6 +89,7 @@ class FrameReplayBuffer(FrameSampler):
         if frame_stack is not None:
             check_integers(frame_stack=frame_stack)
         seed = check_seed(seed)
+        require_device(device)
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
         try:
             self.layout = layout(observation_space)
@@ -344,6 +346,14 @@ class FrameReplayBuffer(FrameSampler):
         self._device = device
         if is_other:
             self._resize(self._ring)
+
+
+def require_device(device: Any) -> None:
+    """Raise ConfigError for a device that PyTorch does not know."""
+    try:
+        get_device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device must be 'auto', 'cpu', 'cuda' or such, got {device!r}.") from error
 
 
 def _ring(steps: int, planes: float, channels: int) -> int:

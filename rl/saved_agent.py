@@ -22,7 +22,6 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.save_util import load_from_pkl, load_from_zip_file
 from stable_baselines3.common.type_aliases import TrainFreq
-from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
@@ -33,9 +32,11 @@ from dipole.rl import settings as presets
 from dipole.rl.arguments import check_integers, check_seed, plain
 from dipole.rl.contrast import given_composite
 from dipole.rl.inputs import shown_to
-from dipole.rl.replay import FrameReplayBuffer
+from dipole.rl.replay import FrameReplayBuffer, require_device
 from dipole.rl.sb3_names import without_sb3_names
 from dipole.rl.seen import parts
+
+CLASSES = "Use ContrastiveSAC for 'sac' and ContrastiveDrQ for 'drq'."
 
 
 class SavedAgent(OffPolicyAlgorithm):
@@ -163,7 +164,7 @@ class SavedAgent(OffPolicyAlgorithm):
             saved = {name: value for name, value in told["settings"].items() if value is not None}
             kind = saved["algorithm"]
             if kind != cls.algorithm:
-                raise ConfigError(f"{path} is an agent of {kind!r}, and {cls.__name__} is {cls.algorithm!r}.")
+                raise ConfigError(f"{path} is an agent of {kind!r}, and {cls.__name__} is {cls.algorithm!r}. {CLASSES}")
             if env is not None:
                 env = shown_to(cls.__name__, cls._wrap_env(env), saved["inputs"])
             chosen, stored = presets.from_preset(saved["preset"], {**saved, **rest}, other), presets.attributes(kind)
@@ -219,10 +220,7 @@ def check_passed_on(given: dict[str, Any]) -> dict[str, Any]:
     taken = {"n_steps", "gamma"} & set(given.get("replay_buffer_kwargs") or {})
     if taken:
         raise ConfigError(f"replay_buffer_kwargs: {', '.join(taken)} is a setting of the agent: give it there.")
-    try:
-        get_device(given.get("device", "auto"))
-    except (RuntimeError, TypeError) as error:
-        raise ConfigError(f"device must be 'auto', 'cpu', 'cuda' or such, got {given['device']!r}.") from error
+    require_device(given.get("device", "auto"))
     return {**given, "seed": check_seed(given["seed"])} if "seed" in given else given
 
 

@@ -188,7 +188,7 @@ def test_replay_on_disk_leaves_no_file_and_needs_free_space(tmp_path, monkeypatc
     ({"frame_stack": 2}, "frame_stack 2 does not divide the 9 channels"),
     *(({name: number}, f"{name} must be an integer >= 1, got {number}") for name, number in (
         ("buffer_size", 0), ("buffer_size", -5), ("frame_stack", -3), ("frame_stack", 0), ("n_envs", 0))),
-    ({"seed": -1}, "seed must be an integer from 0"),
+    ({"seed": -1}, "seed must be an integer from 0"), ({"device": "foo"}, "device must be .auto.* got .foo"),
 ])  # fmt: skip
 def test_wrong_settings_of_replay_are_named(given, said):
     with pytest.raises(ConfigError, match=said):

@@ -443,7 +443,7 @@ def test_architectures_equal_those_of_sb3():
     *(({name: 10**400}, f"{name}: should be less than or equal to") for name in ("buffer_size", "batch_size", "chunk")),
     ({"sde_sample_freq": -2}, "sde_sample_freq: must be an integer >= 1, or -1"),
     ({"use_sde": True, "sde_sample_freq": 0}, "sde_sample_freq"),
-    ({"preset": "drqv2", "algorithm": "drq"}, "ContrastiveSAC is an agent of 'sac', not 'drq'"),
+    ({"algorithm": "drq"}, "ContrastiveSAC is an agent of 'sac', not 'drq'. Use .* ContrastiveDrQ for 'drq'"),
     ({"path": "sac", "taw": 0.5}, "there is no setting 'taw'"),
     ({"path": "sac", "custom_objects": 3}, "custom_objects must be a dictionary of SB3's attributes, or None, got 3"),
     ({"path": "sac", "custom_objects": {"filters": 3}}, "filters cannot change"),
