@@ -242,12 +242,7 @@ class RLAdapter(Adapter):
         return guarded(self._make())
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[FrameBatch]:
-        buffer = self.agent.replay_buffer
-        state = buffer.rng.bit_generator.state
-        buffer.rng = self.seed.numpy("data", epoch, start)
-        batch = buffer.sample_views(self.batch_size, self.agent._augment, max(self.agent._positives, 1))
-        buffer.rng.bit_generator.state = state
-        yield batch
+        yield self.agent.peek(self.batch_size, self.seed.numpy("data", epoch, start))
 
     def embed(self, batch: FrameBatch) -> Pairs:
         return self.agent.make_pairs(batch, self.agent.anchors(batch.observations))

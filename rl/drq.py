@@ -75,7 +75,7 @@ class ContrastiveDrQ(PixelAgent, TD3):
         self.policy.actor.std = self.noise
         return super().predict(*arguments, **settings)
 
-    def _noisy_action(self, maps: Maps, states: Tensor | None) -> Tensor:
+    def _noisy_action(self, maps: Maps, states: Tensor) -> Tensor:
         """Return clip(pi(x) + clip(sigma_t e, -c, c)), e ~ N(0, 1): (B, A)."""
         actor = self.policy.actor
         features = joined(actor.features_extractor.head(maps), states)  # type: ignore[operator]
@@ -99,7 +99,7 @@ class ContrastiveDrQ(PixelAgent, TD3):
             batch: drawn by replay.
         """
         maps = self.policy.encoder.convolve(batch.next_observations)
-        states = repeated(batch.next_states, self.target_views)
+        states = batch.next_states.repeat(self.target_views, 1)
         action = self._noisy_action(maps, states)  # (K B, A)
         q = q_values(self.critic_target, joined(self.policy.key_encoder.head(maps), states), action)
         value = q.min(1, keepdim=True).values.unflatten(0, (-1, len(batch.rewards))).mean(0)
@@ -111,12 +111,12 @@ class ContrastiveDrQ(PixelAgent, TD3):
         maps = encoder.convolve(batch.observations)
         features = encoder.head(maps)  # (M B, d)
         actions = batch.actions.to(features.dtype).repeat(views, 1)
-        q = q_values(self.critic, joined(features, repeated(batch.states, views)), actions)
+        q = q_values(self.critic, joined(features, batch.states.repeat(views, 1)), actions)
         loss = (q - target.repeat(views, 1)).square().mean(0).sum()
         self._step_critic(loss, batch, features[: len(batch.rewards)], contrasting, logs)
         return detached(maps)
 
-    def _update_actor(self, maps: Maps, states: Tensor | None, logs: Logs) -> None:
+    def _update_actor(self, maps: Maps, states: Tensor, logs: Logs) -> None:
         """Step the policy on -mean min_i Q_i(x_1, a). The maps are detached: the gradient stops at the convolutions."""
         action = self._noisy_action(maps, states)
         with torch.no_grad():
@@ -134,11 +134,6 @@ class ContrastiveDrQ(PixelAgent, TD3):
 
     def _sample(self, batch_size: int, times: tuple[int, int] | None = None) -> FrameBatch:
         return super()._sample(batch_size, times or (self.value_views, self.target_views))
-
-
-def repeated(states: Tensor | None, times: int) -> Tensor | None:
-    """Repeat states (B, S) for several views of their images: (times B, S)."""
-    return states if states is None or times == 1 else states.repeat(times, 1)
 
 
 def first_rows(maps: Maps, count: int) -> Maps:

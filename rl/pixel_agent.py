@@ -3,6 +3,7 @@
 `sac.py` and `drq.py` hold the algorithms: how to act, and how to update critic, actor and encoder.
 """
 
+import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -264,6 +265,20 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         replay = self.replay_buffer
         replay.n_steps, replay.gamma = self.n_steps, self.gamma  # which can change
         return replay.sample_views(batch_size, self._augment, self._positives, self._vec_normalize_env, times)
+
+    def peek(self, batch_size: int, rng: np.random.Generator | None = None) -> FrameBatch:
+        """Return a batch with positives that no update gets, so that training is not disturbed.
+
+        Args:
+            batch_size: B >= 1.
+            rng: draws it. By default a copy of replay's.
+        """
+        replay = self.replay_buffer
+        own, replay.rng = replay.rng, copy.deepcopy(replay.rng) if rng is None else rng
+        with torch.random.fork_rng(devices=[]):  # which an augmentation of the user may draw from
+            batch = replay.sample_views(batch_size, self._augment, max(self._positives, 1))
+        replay.rng = own
+        return batch
 
     def _setup_lr_schedule(self) -> None:
         super()._setup_lr_schedule()

@@ -123,7 +123,7 @@ class ContrastiveSAC(PixelAgent, SAC):
         self._step_critic(loss, batch, anchors, contrasting, logs)
         return detached(maps)
 
-    def _update_actor(self, maps: Maps, features: Tensor, states: Tensor | None, logs: Logs) -> None:
+    def _update_actor(self, maps: Maps, features: Tensor, states: Tensor, logs: Logs) -> None:
         """Step the policy on mean (alpha log pi(a|x) - min_i Q_i(x, a)), then the temperature.
 
         The feature maps are detached: the actor's gradient stops there. The Q functions see `features` (B, d) of them.

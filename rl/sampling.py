@@ -179,9 +179,9 @@ class FrameBatch:
         rewards: (B, 1) float.
         dones: (B, 1) float, without time limits.
         stacks: (B, C) hashes of the observation's channels. Equal rows are exact duplicates.
-        discounts: (B, 1) of the next observation's value, or None for returns of one step.
-        states: (B, S) vectors of the observations, or None.
+        states: (B, S) vectors of the observations.
         next_states: (B, S) likewise.
+        discounts: (B, 1) of the next observation's value, or None for returns of one step.
     """
 
     observations: Tensor
@@ -191,9 +191,9 @@ class FrameBatch:
     rewards: Tensor
     dones: Tensor
     stacks: Array
+    states: Tensor
+    next_states: Tensor
     discounts: Tensor | None = None
-    states: Tensor | None = None
-    next_states: Tensor | None = None
 
 
 class FrameSampler(ReplayBuffer):
@@ -310,9 +310,9 @@ class FrameSampler(ReplayBuffer):
             self._tensor(rewards),
             self._tensor(self.dones[which, last][:, None]),
             self.digests[which[:, None], before],
-            discounts,
             states,
             next_states,
+            discounts,
         )
 
     def _planes(self, env: Array, slot: Array, side: int) -> Array:
@@ -321,12 +321,10 @@ class FrameSampler(ReplayBuffer):
 
     def _drawn_states(
         self, env: Array, slot: Array, last: Array, normalizer: VecNormalize | None
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Return vectors (B, S) of observations and of those that returns end with, or None."""
-        if not self.layout.width:
-            return None, None
+    ) -> tuple[Tensor, Tensor]:
+        """Return vectors (B, S) of observations and of those that returns end with."""
         found = (self.states[env, slot, 0], self.states[env, last, 1])
-        if normalizer is not None:
+        if normalizer is not None and self.layout.width:
             pixels = np.zeros((len(env), *self.layout.shape), np.uint8)
             parts = (normalizer.normalize_obs(self.layout.observation(pixels, each)) for each in found)
             found = tuple(self.layout.state(each).astype(np.float32) for each in parts)

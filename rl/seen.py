@@ -46,10 +46,11 @@ class ObservationShape:
         return some[:, :0].reshape(len(some), *self.shape)
 
     def state(self, observation: Any) -> Any:
-        """Return all vectors (n, width) of observations side by side, or None."""
+        """Return all vectors (n, width) of observations side by side."""
         found = self._vectors(observation)
         if not found:
-            return None
+            pixels = self.pixels(observation)
+            return pixels.reshape(len(pixels), -1)[:, :0]
         if isinstance(found[0], Tensor):
             return torch.cat(found, 1)
         return np.concatenate(found, 1)
@@ -98,10 +99,6 @@ def layout(space: spaces.Space[Any]) -> ObservationShape:
     return ObservationShape(image, shape, vectors)
 
 
-def joined(features: Tensor, state: Tensor | None) -> Tensor:
+def joined(features: Tensor, state: Tensor) -> Tensor:
     """Join features of images (n, d) and vectors (n, width): what actor and critic see."""
-    if state is None:
-        return features
-    if features.shape[1]:
-        return torch.cat([features, state.to(features.dtype)], 1)
-    return state
+    return torch.cat([features, state.to(features.dtype)], 1)

@@ -108,10 +108,9 @@ def resume(
         ConfigError: a keyword is needed that was not given, or the environments do not fit the agent.
         TrainingError: replay cannot fit into memory.
     """
-    folder = Path(folder)
-    manifest = check(folder)
-    agent: PixelAgent = open_agent(folder / "agent.zip", cls, validate(env), device, objective, **given)
-    _restore_state(agent, folder, manifest)
+    check(Path(folder))
+    agent: PixelAgent = open_agent(Path(folder, "agent.zip"), cls, validate(env), device, objective, **given)
+    restore(agent, folder)
     if given.get("seed") is not None:
         agent.set_random_seed(agent.seed)
     return agent
@@ -123,11 +122,6 @@ def restore(agent: PixelAgent, folder: str | Path) -> None:
     manifest = check(folder)
     with saved_agent.readable(f"the checkpoint {folder} cannot be read"):
         saved_agent.load_weights(agent, folder / "agent.zip")
-    _restore_state(agent, folder, manifest)
-
-
-def _restore_state(agent: PixelAgent, folder: Path, manifest: dict[str, Any]) -> None:
-    with saved_agent.readable(f"the checkpoint {folder} cannot be read"):
         agent.replay_buffer._load_counters(read_plain(folder, "replay"))
         read_replay(folder, agent.replay_buffer, manifest["replay"])
         state = read_plain(folder, "state")

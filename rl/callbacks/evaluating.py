@@ -132,17 +132,10 @@ class EvaluationCallback(BaseCallback):
 
 @torch.no_grad()
 def diagnose(agent: PixelAgent, batch_size: int = 256) -> dict[str, float]:
-    """Return embedding diagnostics of a replay batch and of the objective's terms, by name. {} if replay is too short.
-
-    The batch comes from a copy of the sampler's generator, and torch's is put back: training is not disturbed.
-    """
-    buffer = agent.replay_buffer
-    if agent.contrast is None or len(buffer) < batch_size:
+    """Return diagnostics of a replay batch's embeddings and of the objective's terms. {} if replay is too short."""
+    if agent.contrast is None or len(agent.replay_buffer) < batch_size:
         return {}
-    state, generator = buffer.rng.bit_generator.state, torch.get_rng_state()
-    batch = buffer.sample_views(batch_size, agent._augment, max(agent._positives, 1))
-    buffer.rng.bit_generator.state = state
-    torch.set_rng_state(generator)
+    batch = agent.peek(batch_size)
     pairs = agent.make_pairs(batch, agent.anchors(batch.observations))
     return {
         "mean_distance": diagnostics.mean_distance(pairs.anchors),

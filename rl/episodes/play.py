@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from itertools import islice
@@ -22,7 +23,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecTransposeImage, unwrap_v
 from dipole.core.utils.errors import ConfigError, DataError, TrainingError
 from dipole.core.utils.extras import quoted
 from dipole.rl.arguments import check_integers, check_number, check_seed
-from dipole.rl.envs.running.faults import PATIENCE, fault_message, guarded
+from dipole.rl.envs.running.faults import PATIENCE, Guard, fault_message, guarded
 from dipole.rl.envs.running.validate import rendered, rows_of, validate
 from dipole.rl.envs.running.workers import WorkerVecEnv
 
@@ -35,7 +36,6 @@ def evaluate(
     frames: list[NDArray[np.uint8]] | None = None,
     observations: list[Any] | None = None,
     deterministic: bool = True,
-    seeds: Callable[[int], int] | None = None,
 ) -> list[float]:
     """Return the returns of whole episodes. Deterministic actions use no random generator of training.
 
@@ -50,7 +50,6 @@ def evaluate(
         frames: a list that collects the rendered frames, (H, W, 3), of the first episode, for a video.
         observations: collects every observation of the episodes that count, the agent's part of it. Not of a VecEnv.
         deterministic: take the mean action. False draws from the policy, with torch's global generator.
-        seeds: of every beginning of an episode, by its number, in place of `seed`.
 
     Raises:
         ConfigError: if `env` is no environment with the agent's observations, or `episodes` below 1.
@@ -62,36 +61,10 @@ def evaluate(
         if seed is not None:  # or SB3 draws one from a generator of training
             env.seed(seed)
         return _together(agent, env, episodes, frames, deterministic)
-    see, env = seeing(agent, env), guarded(env)
-    returns: list[float] = []
-    begun = in_a_row = 0
-    while len(returns) < episodes:
-        if seeds is not None:
-            seed = seeds(begun)
-        observation, _ = env.reset(seed=seed)
-        begun, seed = begun + 1, None
-        memory, starts = None, np.ones(1, bool)  # of a recurrent policy
-        total, ended, seen = 0.0, False, []
-        while not ended:
-            if frames is not None and not returns:
-                frames.append(rendered(env))
-            part = see(observation)
-            if observations is not None:
-                seen.append(part)
-            action, memory = agent.predict(part, memory, starts, deterministic)
-            observation, reward, terminated, truncated, info = env.step(action[()])  # a discrete one as a number
-            total += float(reward)
-            ended, starts[:] = terminated or truncated, False
-        if "fault" not in info:
-            in_a_row = 0
-            returns.append(total)
-            if observations is not None:
-                observations += seen
-            continue
-        in_a_row += 1
-        if in_a_row == PATIENCE:
-            raise TrainingError(f"{PATIENCE} episodes in a row failed: {fault_message(0, info['fault'])}")
-    return returns
+    alone = _Single(guarded(env))
+    return _play(
+        agent, alone, episodes, lambda *begun: seed if begun == (0, 0) else None, frames, observations, deterministic
+    )
 
 
 def _together(
@@ -187,58 +160,88 @@ def evaluate_each(
     """
     check_integers(episodes=episodes)
     seed = check_seed(seed) or 0
-    if isinstance(env, WorkerVecEnv):
-        return _side_by_side(agent, env, episodes, seed, observations)
-    seeds = (partial(episode_seed, seed, episode) for episode in range(episodes))
-    return [evaluate(agent, env, 1, observations=observations, seeds=each)[0] for each in seeds]
+    played = env if isinstance(env, WorkerVecEnv) else _Single(guarded(env))
+    return _play(agent, played, episodes, partial(episode_seed, seed), observations=observations)
 
 
-def _side_by_side(
-    agent: BaseAlgorithm, env: WorkerVecEnv, episodes: int, seed: int, observations: list[Any] | None
+class _Single:
+    """One guarded environment, played as those of a WorkerVecEnv are."""
+
+    num_envs = 1
+
+    def __init__(self, env: Guard) -> None:
+        self.env, self.observation_space, self.action_space = env, env.observation_space, env.action_space
+
+    def _begin(self, _: int, seed: int | None) -> Any:
+        return self.env.reset(seed=seed)[0]
+
+    def step(self, actions: NDArray[Any]) -> Any:
+        observation, reward, terminated, truncated, info = self.env.step(actions[0])
+        return [observation], [reward], [terminated or truncated], [info]
+
+
+@dataclass
+class _Episode:
+    number: int
+    attempt: int
+    shown: Any
+    seen: list[Any] = field(default_factory=list)
+    memory: Any = None  # of a recurrent policy
+    total: float = 0.0
+
+
+def _play(
+    agent: BaseAlgorithm,
+    env: Any,
+    episodes: int,
+    seed_of: Callable[[int, int], int | None],
+    frames: list[NDArray[np.uint8]] | None = None,
+    observations: list[Any] | None = None,
+    deterministic: bool = True,
 ) -> list[float]:
+    """Return the returns of episodes in a WorkerVecEnv or a `_Single`. `seed_of` an episode's number and attempt."""
     see, left = seeing(agent, env), iter(range(episodes))
-    playing: dict[int, tuple[int, int]] = {}  # environment -> episode, attempt
-    shown: dict[int, Any] = {}
-    totals: dict[int, float] = {}
-    seen: dict[int, list[Any]] = {}
-    returns: dict[int, float] = {}
+    playing: dict[int, _Episode] = {}  # by environment
+    ended: dict[int, _Episode] = {}  # by number
 
-    def begin(index: int, episode: int, attempt: int = 0) -> None:
-        shown[index] = env._begin(index, episode_seed(seed, episode, attempt))
-        playing[index], totals[index], seen[episode] = (episode, attempt), 0.0, []
+    def begin(index: int, number: int, attempt: int = 0) -> None:
+        playing[index] = _Episode(number, attempt, env._begin(index, seed_of(number, attempt)))
 
-    for index, episode in zip(range(env.num_envs), left, strict=False):
-        begin(index, episode)
+    for index, number in zip(range(env.num_envs), left, strict=False):
+        begin(index, number)
     while playing:
         actions: dict[int, Any] = {}
-        for index, (episode, _) in playing.items():
-            part = see(shown[index])
+        for index, episode in playing.items():
+            if frames is not None and episode.number == 0:
+                frames.append(rendered(env.env))
+            part, starts = see(episode.shown), np.array([episode.memory is None])
             if observations is not None:
-                seen[episode].append(part)
-            actions[index] = agent.predict(part, deterministic=True)[0]
+                episode.seen.append(part)
+            actions[index], episode.memory = agent.predict(part, episode.memory, starts, deterministic)
         # Environments without an episode take another's action: zeros need not be in the space.
         taken = [actions.get(index, actions[min(actions)]) for index in range(env.num_envs)]
         following, rewards, dones, infos = env.step(np.reshape(taken, (len(taken), *(env.action_space.shape or ()))))
         for index, row in enumerate(rows_of(following)):
             if index not in playing:
                 continue
-            totals[index] += float(rewards[index])
-            shown[index] = row
+            episode = playing[index]
+            episode.shown, episode.total = row, episode.total + float(rewards[index])
             if not dones[index]:
                 continue
-            episode, attempt = playing.pop(index)
+            del playing[index]
             if "fault" not in infos[index]:
-                returns[episode] = totals[index]
-                for new in islice(left, 1):
-                    begin(index, new)
-            elif attempt + 1 < PATIENCE:
-                begin(index, episode, attempt + 1)
+                ended[episode.number] = episode
+                for number in islice(left, 1):
+                    begin(index, number)
+            elif episode.attempt + 1 < PATIENCE:
+                begin(index, episode.number, episode.attempt + 1)
             else:
                 fault = fault_message(index, infos[index]["fault"])
                 raise TrainingError(f"{PATIENCE} episodes in a row failed: {fault}")
+    in_order = [ended[number] for number in range(episodes)]
     if observations is not None:
-        observations.extend(each for episode in sorted(seen) for each in seen[episode])
-    return [returns[episode] for episode in sorted(returns)]
+        observations.extend(each for episode in in_order for each in episode.seen)
+    return [episode.total for episode in in_order]
 
 
 def write_video(frames: Sequence[NDArray[np.uint8]], path: str | Path, fps: int = 25) -> Path:

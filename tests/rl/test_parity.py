@@ -165,7 +165,7 @@ def batches(count, rows, views=(1, 1), has_discounts=False):
         yield FrameBatch(
             images(views[0] * rows), images(views[1] * rows), images(rows, 1),
             torch.from_numpy(rng.uniform(-1, 1, (rows, ACTIONS))), torch.from_numpy(rewards),
-            torch.from_numpy((ends < 0.25).astype(float)), np.arange(rows)[:, None],
+            torch.from_numpy((ends < 0.25).astype(float)), np.arange(rows)[:, None], *torch.zeros(2, rows, 0),
             torch.from_numpy(0.99 ** rng.integers(1, 4, (rows, 1))) if has_discounts else None,
         )  # fmt: skip
 
