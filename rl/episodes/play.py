@@ -52,10 +52,10 @@ def evaluate(
         deterministic: take the mean action. False draws from the policy, with torch's global generator.
 
     Raises:
-        ConfigError: if `env` is no environment with the agent's observations, or `episodes` below 1.
+        ConfigError: if `env` is no environment with the agent's observations, `episodes` below 1, or for a wrong seed.
         TrainingError: if five episodes in a row end in a fault.
     """
-    env = validate(env)
+    env, seed = validate(env), check_seed(seed)
     check_integers(episodes=episodes)
     if isinstance(env, VecEnv):
         if seed is not None:  # or SB3 draws one from a generator of training

@@ -159,6 +159,7 @@ NESTED = spaces.Dict({"a": spaces.Dict({"b": BOX(-1, 1, (3,))})})
     (lambda: tiny(Altered("reset raises")).learn(1), TrainingError, "no world.*reset of .* Altered cannot be used"),
     (lambda: evaluate(tiny(), make_env("dot-discrete"), 1), ConfigError, r"for actions Box\(.*has Discrete\(5\)"),
     (lambda: evaluate(discrete(3), discrete(5).env, 1), ConfigError, r"actions Discrete\(3\).*has Discrete\(5\)"),
+    (lambda: evaluate(discrete(3), discrete(3).env, 1, -1), ConfigError, "seed must be an integer from 0"),
     (lambda: evaluate(tiny(), BLIND, 1, frames=[]), ConfigError, "render of .* Altered returned None.*'rgb_array'"),
     (lambda: of_action(BOX(-1, 1, (0,))), ConfigError, BOUNDS),
     (lambda: of_action(BOX(-np.inf, np.inf, (2,))), ConfigError, BOUNDS),
