@@ -14,8 +14,13 @@ from dipole.rl.envs.registry import environment
 
 _SHIFT = 0.3  # of the camera at full difficulty, as a share of its distance from the world's centre
 _ROLL = np.pi / 6  # of the camera at full difficulty
-# Strength of colour and camera, and how many videos (Stone et al. 2021, sec. 4). None: all, 60 in DAVIS.
-DIFFICULTIES: dict[str, tuple[float, int | None]] = {"easy": (0.1, 4), "medium": (0.2, 8), "hard": (0.3, None)}
+# Strength of colour and of camera, and how many videos (Stone et al. 2021, sec. 4). None: all, 60 in DAVIS.
+DIFFICULTIES: dict[str | None, tuple[float, float, int | None]] = {
+    None: (0.1, 0.03, None),
+    "easy": (0.1, 0.1, 4),
+    "medium": (0.2, 0.2, 8),
+    "hard": (0.3, 0.3, None),
+}
 _PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 # Opacity of the floor before the picture (google-research/distracting_control). The others have 0.3.
 _FLOOR = {"reacher": 0.0, "walker": 1.0, "cheetah": 1.0}
@@ -50,32 +55,49 @@ class DistractingControlEnv(ControlEnv):
         dynamic: bool = False,
         **settings: Any,
     ) -> None:
-        if difficulty is not None and difficulty not in DIFFICULTIES:
-            raise ConfigError(f"difficulty must be {', '.join(map(repr, DIFFICULTIES))} or None, got {difficulty!r}.")
+        if difficulty not in DIFFICULTIES:
+            raise ConfigError(f"difficulty must be {', '.join(map(repr, DIFFICULTIES))}, got {difficulty!r}.")
         if dynamic and backgrounds is None:
             raise ConfigError("dynamic=True moves backgrounds: give their folder, backgrounds=FOLDER.")
-        inputs = settings.get("inputs", "pixels")
-        if inputs == "state" and (backgrounds is not None or difficulty is not None):
+        if settings.get("inputs") == "state" and (backgrounds is not None or difficulty is not None):
             raise ConfigError('inputs="state" shows no image to distract from: take away difficulty and backgrounds.')
-        strengths, most = (0.1, 0.03), None
-        if difficulty is not None:
-            strength, most = DIFFICULTIES[difficulty]
-            strengths = strength, strength
-        colour = strengths[0] if colour is None else colour
-        camera_shift = strengths[1] if camera_shift is None else camera_shift
-        videos = videos_in(backgrounds, most) if backgrounds is not None else None
+        usual_colour, usual_shift, most = DIFFICULTIES[difficulty]
+        colour = usual_colour if colour is None else colour
+        camera_shift = usual_shift if camera_shift is None else camera_shift
+        self._videos = [] if backgrounds is None else videos_in(backgrounds, most)
         check_number(0, 1, colour=colour)
         check_number(0, _SHIFT, camera_shift=camera_shift)
         super().__init__(task, **settings)
-        self.colour, self.camera_shift = colour, camera_shift
+        self.colour, self.camera_shift, self.dynamic = colour, camera_shift, dynamic
         model = self._physics.model
         names = ("mat_rgba", "geom_rgba", "cam_pos", "cam_quat")
         self._plain = {name: np.array(getattr(model, name)) for name in names}
-        self._background: Background | None = None
-        if videos is not None and inputs != "state":
-            domain = split(task)[0]
-            self._background = Background(self._physics, domain, videos, dynamic)
-            self._background.clear_floor(domain, self._plain["geom_rgba"], self._plain["mat_rgba"])
+        if self._videos:
+            self._texture = self._sky()
+            self._clear_floor()
+            self._place = (0, 0, 1)  # video, frame, direction
+
+    def _sky(self) -> int:
+        """Return the number of the texture that backgrounds are shown on."""
+        import mujoco
+
+        kinds = np.asarray(self._physics.model.tex_type)
+        found = np.flatnonzero(kinds == int(mujoco.mjtTexture.mjTEXTURE_SKYBOX))
+        if not len(found):
+            raise ConfigError(f"the task {split(self.task)[0]} has no sky to show backgrounds on.")
+        return int(found[0])
+
+    def _clear_floor(self) -> None:
+        """Let the background be seen through the floor."""
+        import mujoco
+
+        model, opacity = self._physics.model, _FLOOR.get(split(self.task)[0], 0.3)
+        for index in np.flatnonzero(np.asarray(model.geom_type) == int(mujoco.mjtGeom.mjGEOM_PLANE)):
+            if str(model.id2name(index, "geom")) in _FLOORS:
+                self._plain["geom_rgba"][index, 3] *= opacity
+                material = int(model.geom_matid[index])
+                if material >= 0:
+                    self._plain["mat_rgba"][material, 3] *= opacity
 
     def _begin_episode(self) -> None:
         model, plain, random = self._physics.model, self._plain, self.np_random
@@ -83,8 +105,9 @@ class DistractingControlEnv(ControlEnv):
             colours = plain[name].copy()
             colours[:, :3] += random.uniform(-self.colour, self.colour, colours[:, :3].shape)
             getattr(model, name)[...] = colours.clip(0, 1)
-        if self._background is not None:
-            self._background.begin(random)
+        if self._videos:
+            video = int(random.integers(len(self._videos)))
+            self._show((video, int(random.integers(len(self._videos[video]))), 1))
         if not model.ncam:
             return
         distance = np.linalg.norm(plain["cam_pos"], axis=1, keepdims=True)
@@ -98,22 +121,41 @@ class DistractingControlEnv(ControlEnv):
         mujoco.mj_camlight(model.ptr, self._physics.data.ptr)
 
     def step(self, action: NDArray[np.float32]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        if self._background is not None and self._playing:
-            self._background.advance()
+        if self._videos and self.dynamic and self._playing:
+            video, frame, direction = self._place
+            count = len(self._videos[video])
+            if not 0 <= frame + direction < count:
+                direction = -direction
+            if count > 1:
+                self._show((video, frame + direction, direction))
         return super().step(action)
+
+    def _show(self, place: tuple[int, int, int]) -> None:
+        """Show a frame. Raise ConfigError for an unreadable picture, or a missing frame (of another folder)."""
+        import mujoco
+
+        video, frame, _ = self._place = place
+        if video >= len(self._videos) or frame >= len(self._videos[video]):
+            raise ConfigError(f"backgrounds have no frame {frame} of video {video}: the folder is another one.")
+        model, index, contexts = self._physics.model, self._texture, self._physics.contexts
+        start, width, height = int(model.tex_adr[index]), int(model.tex_width[index]), int(model.tex_height[index])
+        faces = np.tile(_picture(self._videos[video][frame], width), (height // width, 1, 1))
+        model.tex_data[start : start + faces.size] = faces.ravel()
+        with contexts.gl.make_current() as context:
+            context.call(mujoco.mjr_uploadTexture, model.ptr, contexts.mujoco.ptr, index)
 
     def get_state(self) -> dict[str, Any]:
         camera = {name: np.array(getattr(self._physics.model, name)) for name in ("cam_pos", "cam_quat")}
         state = super().get_state() | {"camera": camera}
-        if self._background is not None:
-            state["background"] = self._background.place
+        if self._videos:
+            state["background"] = self._place
         return state
 
     def set_state(self, state: dict[str, Any]) -> None:
         for name, value in state["camera"].items():
             getattr(self._physics.model, name)[...] = value
-        if self._background is not None:
-            self._background.show(tuple(state["background"]))
+        if self._videos:
+            self._show(tuple(state["background"]))
         super().set_state(state)
 
 
@@ -148,66 +190,6 @@ def videos_in(folder: str | Path, most: int | None) -> list[list[Path]]:
             "the frames of a video each (such as DAVIS 2017, JPEGImages/480p)."
         )
     return list(found.values())[:most]
-
-
-class Background:
-    """The sky of a task's model, on which frames of a video are shown. Raise ConfigError if it has no sky.
-
-    With `dynamic` an episode shows the frames of its video in turn, back and forth, otherwise only one of them.
-    """
-
-    def __init__(self, physics: Any, domain: str, videos: list[list[Path]], dynamic: bool) -> None:
-        import mujoco
-
-        model = physics.model
-        kinds = np.flatnonzero(np.asarray(model.tex_type) == int(mujoco.mjtTexture.mjTEXTURE_SKYBOX))
-        if not len(kinds):
-            raise ConfigError(f"the task {domain} has no sky to show backgrounds on.")
-        self._physics, self._texture = physics, int(kinds[0])
-        self.videos, self.dynamic = videos, dynamic
-        self.place = (0, 0, 1)  # video, frame, direction
-
-    def clear_floor(self, domain: str, geoms: NDArray[Any], materials: NDArray[Any]) -> None:
-        """Let the picture be seen through the floor: changes alphas of colours (n, 4), in place."""
-        import mujoco
-
-        model, opacity = self._physics.model, _FLOOR.get(domain, 0.3)
-        for index in np.flatnonzero(np.asarray(model.geom_type) == int(mujoco.mjtGeom.mjGEOM_PLANE)):
-            if str(model.id2name(index, "geom")) in _FLOORS:
-                geoms[index, 3] *= opacity
-                material = int(model.geom_matid[index])
-                if material >= 0:
-                    materials[material, 3] *= opacity
-
-    def begin(self, random: np.random.Generator) -> None:
-        """Draw a video and one of its frames."""
-        video = int(random.integers(len(self.videos)))
-        self.show((video, int(random.integers(len(self.videos[video]))), 1))
-
-    def advance(self) -> None:
-        """Show the next frame, where frames move."""
-        video, frame, direction = self.place
-        count = len(self.videos[video])
-        if not self.dynamic or count == 1:
-            return
-        if not 0 <= frame + direction < count:
-            direction = -direction
-        self.show((video, frame + direction, direction))
-
-    def show(self, place: tuple[int, int, int]) -> None:
-        """Show a frame. Raise ConfigError for an unreadable picture, or a missing frame (of another folder)."""
-        import mujoco
-
-        video, frame, _ = self.place = place
-        if video >= len(self.videos) or frame >= len(self.videos[video]):
-            raise ConfigError(f"backgrounds have no frame {frame} of video {video}: the folder is another one.")
-        model, index = self._physics.model, self._texture
-        start, width, height = int(model.tex_adr[index]), int(model.tex_width[index]), int(model.tex_height[index])
-        faces = np.tile(_picture(self.videos[video][frame], width), (height // width, 1, 1))
-        model.tex_data[start : start + faces.size] = faces.ravel()
-        contexts = self._physics.contexts
-        with contexts.gl.make_current() as context:
-            context.call(mujoco.mjr_uploadTexture, model.ptr, contexts.mujoco.ptr, index)
 
 
 def _picture(path: Path, width: int) -> NDArray[np.uint8]:

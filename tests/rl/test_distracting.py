@@ -83,11 +83,11 @@ def test_videos_are_shown_behind_the_scene(videos):
         first, start = env.reset(seed=seed)[0], plain.reset(seed=seed)[0]
         assert np.abs(first.astype(int) - start).mean() > 5
         shown = [sky(first), *(sky(env.step(action)[0]) for _ in range(4))]
-        video = env._background.place[0]
+        video = env._place[0]
         seen.add(video)
         moves = [int(np.abs(one - two).max()) for one, two in itertools.pairwise(shown)]
-        assert all(each < 8 for each in moves) if len(env._background.videos[video]) == 1 else min(moves) > 15
-        if len(env._background.videos[video]) == 3:  # back and forth
+        assert all(each < 8 for each in moves) if len(env._videos[video]) == 1 else min(moves) > 15
+        if len(env._videos[video]) == 3:  # back and forth
             assert np.abs(shown[0] - shown[4]).max() < 8
     assert seen == {0, 1, 2}
     still = make_env("distracting:finger-spin", **given)
@@ -101,9 +101,10 @@ def test_videos_are_shown_behind_the_scene(videos):
 
 
 def test_recipes_name_the_papers_difficulties(videos):
-    assert DIFFICULTIES == {"easy": (0.1, 4), "medium": (0.2, 8), "hard": (0.3, None)}
+    papers = {"easy": (0.1, 0.1, 4), "medium": (0.2, 0.2, 8), "hard": (0.3, 0.3, None)}
+    assert {None: (0.1, 0.03, None), **papers} == DIFFICULTIES
     env = make_env("distracting:reacher-easy", difficulty="medium", backgrounds=str(videos), colour=0.5, **SMALL)
-    assert (env.colour, env.camera_shift, len(env._background.videos)) == (0.5, 0.2, 3)
+    assert (env.colour, env.camera_shift, len(env._videos)) == (0.5, 0.2, 3)
     assert [len(videos_in(videos, most)) for most in (None, 8, 2)] == [3, 3, 2]
     assert env.reset(seed=0)[0].shape == (9, 40, 40)
     wanted = ["rl.task=distracting:walker-walk", "rl.difficulty=medium", f"rl.backgrounds={videos}", "rl.dynamic=true"]
