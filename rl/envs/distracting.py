@@ -16,10 +16,10 @@ _SHIFT = 0.3  # of the camera at full difficulty, as a share of its distance fro
 _ROLL = np.pi / 6  # of the camera at full difficulty
 # Strength of colour and of camera, and how many videos (Stone et al. 2021, sec. 4). None: all, 60 in DAVIS.
 DIFFICULTIES: dict[str | None, tuple[float, float, int | None]] = {
-    None: (0.1, 0.03, None),
     "easy": (0.1, 0.1, 4),
     "medium": (0.2, 0.2, 8),
     "hard": (0.3, 0.3, None),
+    None: (0.1, 0.03, None),
 }
 _PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 # Opacity of the floor before the picture (google-research/distracting_control). The others have 0.3.
@@ -56,7 +56,8 @@ class DistractingControlEnv(ControlEnv):
         **settings: Any,
     ) -> None:
         if difficulty not in DIFFICULTIES:
-            raise ConfigError(f"difficulty must be {', '.join(map(repr, DIFFICULTIES))}, got {difficulty!r}.")
+            names = ", ".join(repr(each) for each in DIFFICULTIES if each)
+            raise ConfigError(f"difficulty must be {names} or None, got {difficulty!r}.")
         if dynamic and backgrounds is None:
             raise ConfigError("dynamic=True moves backgrounds: give their folder, backgrounds=FOLDER.")
         if settings.get("inputs") == "state" and (backgrounds is not None or difficulty is not None):
