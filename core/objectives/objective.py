@@ -1,7 +1,7 @@
 """Objectives, their weighted sums, and the function that builds them from text."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,6 @@ __all__ = ["SHARPNESS", "Composite", "Objective", "Outcome", "Rows", "TermValue"
 
 SHARPNESS = 1.0, 2.0
 """Default t_pos and t_neg for the weights of points in plots and entropies, from CACR."""
-SIMILARITIES = (*get_args(Similarity), None)
 
 
 class Objective(nn.Module):
@@ -78,11 +77,9 @@ class Objective(nn.Module):
         if "__init__" in cls.__dict__:
             cls.__init__ = spec.remember_options(cls.__init__)  # type: ignore[method-assign]
 
-    def __init__(self, similarity: str | None = None) -> None:
+    @spec.remember_options
+    def __init__(self, similarity: Annotated[Similarity | None, "none: without a similarity matrix"] = None) -> None:
         super().__init__()
-        if similarity not in SIMILARITIES:
-            said = f"must be one of {', '.join(map(repr, SIMILARITIES))}, got {similarity!r}."
-            raise OptionError(f"{self.registered_name()}: similarity {said}", "similarity")
         self.similarity = similarity
         if similarity == "bilinear":
             self.W = nn.UninitializedParameter()
@@ -331,8 +328,7 @@ class Objective(nn.Module):
         Args:
             weight: the weight to write, >= 0. None writes no weight.
         """
-        given: dict[str, Any] = self.__dict__.get("given", {})
-        return spec.Term(self.registered_name(), tuple(given.items()), weight)
+        return spec.Term(self.registered_name(), tuple(self.given.items()), weight)
 
 
 class Composite(nn.Module):

@@ -125,7 +125,7 @@ def test_list_names_what_exists(blobs, capsys):
     listed = told(capsys, "list")
     names = {kind: {each["name"] for each in entries} for kind, entries in listed.items()}
     assert {"infonce", "dcl", "hcl", "cacr"} <= names["objectives"]
-    assert {"dp", "cllr"} == names["regularizers"]
+    assert {"dp", "cllr"} <= names["regularizers"]
     assert {"vision", "text", "rl"} <= names["domains"]
     assert {"lmcl-table4", "cross-domain", "demo"} <= names["suites"]
     assert all(each["summary"] for entries in listed.values() for each in entries)

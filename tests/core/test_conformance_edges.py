@@ -263,15 +263,12 @@ class Target(Objective):  # anchors towards stopped candidates, which the kit st
     needs_negatives = False
     detached = ("candidates",)
 
-    def __init__(self) -> None:
-        super().__init__("cosine")
-
     def loss(self, positive, rows):
         stopped = normalize(rows.pairs.candidates.detach().to(rows.x.dtype), dim=1)[rows.pairs.positives]
-        return -rows.over_positives((rows.x.unsqueeze(1) * stopped).sum(2))
+        return -rows.over_positives((normalize(rows.x, dim=1).unsqueeze(1) * stopped).sum(2))
 
     @staticmethod
-    def reference(case):
+    def reference(case, similarity):  # an option of classes without a constructor
         from dipole.core.conformance.reference import cosine, mean
 
         return mean(
