@@ -55,11 +55,9 @@ lint: $(INSTALLED) ## ruff, import layers, and whether the rendered pages are cu
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python -m dipole.benchmarks.papers --check
 	$(BIN)/python docs/generate/render.py --check
 
-pages: $(INSTALLED) ## write the pages of docs/templates, and docs/background/papers.md from the suites
-	$(BIN)/python -m dipole.benchmarks.papers
+pages: $(INSTALLED) ## write the pages of docs/templates
 	$(BIN)/python docs/generate/render.py
 
 types: $(INSTALLED) ## mypy

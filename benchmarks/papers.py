@@ -1,14 +1,8 @@
-"""Write `docs/background/papers.md`: one row per table, figure and theorem of the papers.
+"""The tables of `docs/background/papers.md`: one row per table, figure, theorem and claim of the papers."""
 
-python -m dipole.benchmarks.papers            write the page
-python -m dipole.benchmarks.papers --check    check whether it is current
-"""
-
-import argparse
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from pathlib import Path
 
 from dipole.benchmarks.claims import published
 from dipole.benchmarks.claims.judge import judge_claim, says
@@ -17,32 +11,10 @@ from dipole.benchmarks.report import findings
 from dipole.benchmarks.report.table import markdown
 from dipole.benchmarks.suite import Suite, read_suite, suites
 from dipole.core.evaluation.theory.theorems import ARORA, CLLR, LMCL, THEOREMS
-from dipole.core.utils.files import atomic_write
 
-PAGE = Path("docs/background/papers.md")
-TITLES = {
-    "arora": "Arora et al. 2019: A Theoretical Analysis of Contrastive Unsupervised Representation Learning",
-    "lmcl": "LMCL: Large-Margin Contrastive Learning with Distance Polarization Regularizer",
-    "cacr": "CACR: Contrastive Attraction and Contrastive Repulsion for Representation Learning",
-    "cllr": "CLLR: Learning Contrastive Embedding in Low-Dimensional Space",
-}
 SHORT = {ARORA: "arora", LMCL: "lmcl", CLLR: "cllr"}
 CLAIM_HEAD = ("claim", "statement", "judged as", "how the sentence is read")
 HEAD = ("", "what", "where", "what differs", "why", "how to run")
-INTRODUCTION = """# The papers, row by row
-
-This page lists every table, figure and theorem of the four papers. Each row names our suite, the differences, the
-reasons and the command. The page is generated from the suites, from the settings that the papers state
-(`benchmarks/published/*.toml`) and from the list of theorems (`core/evaluation/theory/theorems.toml`). Edit those
-files and run `make pages`.
-
-The column "what differs" compares scale `paper` with the paper. `dipole bench SUITE` runs scale `small`. Its
-differences are in the suite (`dipole show SUITE`). Numbers of a suite with differences get no verdict against
-printed numbers. An empty field means that no difference is known. Where scale `small` cannot decide anything on
-this hardware, the last column says why. Its results are shown and counted nowhere.
-
-The claims of each paper follow its table, with the kind of test and the bound ([benchmarks.md](benchmarks.md)
-explains the kinds). "In each of 6" counts the comparisons that a sentence names."""
 
 
 def order(item: Item) -> tuple[int, str, list[int]]:
@@ -54,13 +26,12 @@ def order(item: Item) -> tuple[int, str, list[int]]:
     return 2, item.name, numbers
 
 
-def page() -> str:
-    parts = [INTRODUCTION]
-    for name in (paper for paper in published.PAPERS if paper in papers()):
-        rows = [dict(item).values() for item in sorted(lines_of(name), key=order)]
-        parts.append(f"## {TITLES[name]}\n\n{_table(HEAD, rows)}")
-        parts.append(f"### Claims\n\n{_table(CLAIM_HEAD, map(_claim, published.claims_of(name)))}")
-    return "\n\n".join(parts) + "\n"
+def items_table(name: str) -> str:
+    return _table(HEAD, (dict(item).values() for item in sorted(lines_of(name), key=order)))
+
+
+def claims_table(name: str) -> str:
+    return _table(CLAIM_HEAD, map(_claim, published.claims_of(name)))
 
 
 def _table(head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
@@ -128,24 +99,3 @@ def _of_suite(paper: Paper, suite: Suite, label: str, what: str) -> Item:
     if "small" in suite.scale and (mark := suite.at("small").not_decidable):
         run += f"<br>{findings.of_mark(mark)}"
     return Item(name=label, what=what, where=where, differs=differs, why=why, run=run)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m dipole.benchmarks.papers", description="Write the page of the papers, or check it."
-    )
-    parser.add_argument("page", nargs="?", type=Path, default=PAGE, help=f"default {PAGE}")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if the page is not current")
-    given = parser.parse_args(arguments)
-    text = page()
-    if not given.check:
-        atomic_write(given.page, text)
-        return 0
-    if given.page.is_file() and given.page.read_text(encoding="utf-8") == text:
-        return 0
-    print(f"{given.page} differs from the suites. Run `make pages`.")
-    return 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,16 +1,16 @@
 """What `published/PAPER.toml` says: statements of a paper on its experiments, and how its claims are judged.
 
 The statements are `facts`, each with its section and sentence, the published tables it is about, and the settings that
-meet it. `deviations` says how a suite differs from them. A claim has `parts`, each of a kind of `KINDS`.
+meet it. `deviations` says how a suite differs from them. A claim has `parts`, each of a kind of kinds.toml.
 """
 
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from math import inf, isclose, log
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -25,54 +25,33 @@ from dipole.core.utils.plugins import shipped
 ROUNDING = 1e-9
 
 
-@dataclass(frozen=True)
-class ClaimKind:
+class ClaimKind(Settings):
     """A kind of statement: when a comparison is as claimed, and when all comparisons together are."""
 
-    # Of `ClaimPart.region`, where the difference of a comparison has to lie.
-    shape: Literal["above", "below", "between", "around zero", "around amount", "factors"]
-    words: str  # what is claimed, with the part's parameters in braces, and `side`, which is "above" or "below"
-    of_several: str = ", in each of {n}"  # added for several comparisons
-    needs: tuple[tuple[str, ...], ...] = ((),)  # sets of parameters, of which a part has one
-    may: tuple[str, ...] = ()  # parameters that a part can have
-    is_closed: bool = False  # the bounds belong to the region
-    of_mean: bool = False  # the mean over the comparisons has to be shown, not each comparison
-    of_each: bool = True  # each estimate has to be as claimed
-    is_counted: bool = False  # a number of the comparisons is enough
-    is_spread: bool = False  # standard deviations are compared, by an F-test
+    shape: Literal["above", "below", "between", "around zero", "around amount", "factors"] = Field(
+        description="of `ClaimPart.region`, where the difference of a comparison has to lie"
+    )
+    words: str = Field(description="what is claimed, with {parameters} of the part, and {side}: above or below")
+    of_several: str = Field(", in each of {n}", description="added for several comparisons")
+    needs: tuple[tuple[str, ...], ...] = Field(((),), description="sets of parameters, of which a part has one")
+    may: tuple[str, ...] = Field((), description="parameters that a part can have")
+    is_closed: bool = Field(False, description="the bounds belong to the region")
+    of_mean: bool = Field(False, description="the mean over the comparisons has to be shown, not each comparison")
+    of_each: bool = Field(True, description="each estimate has to be as claimed")
+    is_counted: bool = Field(False, description="a number of the comparisons is enough")
+    is_spread: bool = Field(False, description="standard deviations are compared, by an F-test")
 
 
-_BOUND, _RANGE = (("bound",),), (("low", "high"),)
-_SIGNS = ", {n} by their sign and in the mean"
-_COUNT = " in at least {at_least} of {n}"
-_MEAN = " in the mean of {n}"
-KINDS: Mapping[str, ClaimKind] = {
-    "sign": ClaimKind("above", "{side} {bound}", _SIGNS, may=("bound",), of_mean=True),
-    "average": ClaimKind("above", "{side} {bound}", _MEAN, may=("bound",), of_mean=True, of_each=False),
-    "all": ClaimKind("above", "{side} {bound}", may=("bound",)),
-    "significant": ClaimKind("above", "{side} {bound}, significant at {level}", needs=(("level",),), may=("bound",)),
-    "most": ClaimKind("above", "{side} {bound}", _COUNT, may=("bound", "share"), is_counted=True),
-    "count": ClaimKind("above", "{side} {bound}", _COUNT, needs=(("least",),), may=("bound",), is_counted=True),
-    "at least": ClaimKind("above", "at least {bound}", needs=_BOUND, is_closed=True),
-    "more than": ClaimKind("above", "more than {bound}", needs=_BOUND),
-    "less than": ClaimKind("below", "less than {bound}", needs=_BOUND),
-    "between": ClaimKind("between", "{low} to {high}", needs=_RANGE),
-    "between on average": ClaimKind("between", "{low} to {high}", _MEAN, needs=_RANGE, of_mean=True, of_each=False),
-    "within": ClaimKind("around zero", "within {margin} either way", needs=(("margin",),), is_closed=True),
-    "about": ClaimKind(
-        "around amount", "about {amount} ({from} to {to})",
-        needs=(("amount", "margin"), ("low", "high", "margin")), is_closed=True,
-    ),
-    "ratio": ClaimKind("factors", "{low} to {high} times", needs=_RANGE, is_closed=True),
-    "range": ClaimKind("around zero", "largest less smallest below {bound}", needs=_BOUND),
-    "spread": ClaimKind("below", "smaller standard deviation", is_spread=True),
-}  # fmt: skip
+@cache
+def kinds() -> Mapping[str, ClaimKind]:
+    found = tomllib.loads(Path(__file__).with_name("kinds.toml").read_text(encoding="utf-8"))
+    return {name: ClaimKind.model_validate(tuples(each)) for name, each in found.items()}
 
 
 class ClaimPart(Settings):
     """One thing that a claim says: the kind of statement, its parameters, and the comparisons it is about."""
 
-    kind: str = Field(description="what is said: sign, all, most, at least, within, ratio, ... (`KINDS`)")
+    kind: str = Field(description="what is said: sign, all, most, at least, within, ratio, ... (kinds.toml)")
     tests: tuple[int, ...] = Field((), description="which of the claim's lists of comparisons, from 0. None means all")
     only: tuple[str, ...] = Field(("*",), description="labels of comparisons (`row | column` or `column`), as patterns")
     bound: float = Field(0.0, description="what each comparison is compared with, in the table's units")
@@ -87,7 +66,7 @@ class ClaimPart(Settings):
 
     @property
     def spec(self) -> ClaimKind:
-        return KINDS[self.kind]
+        return kinds()[self.kind]
 
     @property
     def region(self) -> tuple[float, float]:
@@ -123,14 +102,14 @@ class ClaimPart(Settings):
             values["amount"] = f"{self.low:g} to {self.high:g}"
         values |= {"side": side, "n": str(n), "at_least": str(self.required(n)), "from": f"{low:g}", "to": f"{high:g}"}
         text = self.spec.words
-        if n > 1 or self.spec.of_several in (_MEAN, _COUNT):
+        if n > 1 or self.spec.is_counted or not self.spec.of_each:
             text += self.spec.of_several
         return text.format(**values)
 
     @model_validator(mode="after")
     def _is_known(self) -> "ClaimPart":
-        if self.kind not in KINDS:
-            raise ValueError(f"unknown kind {self.kind!r}; known: {', '.join(KINDS)}")
+        if self.kind not in kinds():
+            raise ValueError(f"unknown kind {self.kind!r}; known: {', '.join(kinds())}")
         needed = self.spec.needs
         given = self.model_fields_set - {"kind", "tests", "only", "reads"}
         if odd := sorted(given.difference(self.spec.may, *needed)):

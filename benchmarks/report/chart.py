@@ -35,30 +35,18 @@ CHOICE: dict[str, Any] = {
 }  # fmt: skip
 """The selection that a click in the legend makes, over the layer of this name. Altair would copy all layers for it."""
 NAMED = 12  # so many values are read out in a description
-# The widths of its letters are those that vl-convert measures with, so no label is cut in a browser.
-FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
-AXIS = {
-    "labelColor": TEXT, "titleColor": TEXT, "gridColor": "var(--line)", "tickColor": SOFT, "domainColor": SOFT,
-    "labelFontSize": 11.5, "titleFontSize": 12.5, "titleFontWeight": "normal", "labelLimit": 0, "titleLimit": 0,
-    "labelFlush": False, "aria": False,
-}  # fmt: skip
-LEGEND = {
-    "labelColor": TEXT, "titleColor": TEXT, "labelFontSize": 11.5, "labelLimit": 0, "orient": "bottom", "title": None,
-    "symbolStrokeWidth": 2, "symbolOpacity": 1, "symbolSize": 60, "aria": False,
-}  # fmt: skip
-CONFIG: dict[str, Any] = {
-    "background": None,
-    "font": FONT,
-    "view": {"stroke": None},
-    "axis": AXIS,
-    "legend": LEGEND,
-    "title": {"color": TEXT, "anchor": "start", "fontSize": 13, "limit": WIDTH},
-    "mark": {"aria": False},
-}
 MOST_LINES = 10  # more lines than this become rows of a heat map
 MOST_ROWS = 30  # most rows of a picture
 DRAWN = 12  # So many pictures of a kind the page draws at once, the others on request. A large one counts as three.
+
+
+def template(name: str) -> str:
+    return files("dipole.benchmarks").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+# The widths of its font's letters are those that vl-convert measures with, so no label is cut in a browser.
+CONFIG: dict[str, Any] = json.loads(template("theme.json"))
 
 Rows = list[dict[str, Any]]
 Item = TypeVar("Item")
@@ -309,8 +297,8 @@ def _coloured(text: str, colours: Mapping[str, str]) -> str:
 
 @cache
 def light() -> Mapping[str, str]:
-    sheet = files("dipole.benchmarks").joinpath("templates", "report.css").read_text(encoding="utf-8")
-    return dict(re.findall(r"--([a-z0-9]+): (#[0-9a-f]{6})", sheet.partition("}")[0]))
+    sheet = template("report.css").partition("}")[0]
+    return dict(re.findall(r"--([a-z0-9]+): (#[0-9a-f]{6})", sheet))
 
 
 @cache

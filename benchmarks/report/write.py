@@ -10,14 +10,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from dipole.benchmarks.claims.judge import JudgedClaim
 from dipole.benchmarks.report import charts, findings, ranking, tables
-from dipole.benchmarks.report.chart import CONFIG, Chart, Picture, drawn_at_once, pictured, runtime, to_files, to_svg
+from dipole.benchmarks.report.chart import (
+    CONFIG,
+    Chart,
+    Picture,
+    drawn_at_once,
+    pictured,
+    runtime,
+    template,
+    to_files,
+    to_svg,
+)
 from dipole.benchmarks.report.chart_types import scatter_chart
 from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, escaped, to_csv, to_json, to_latex
 from dipole.benchmarks.report.table import to_markdown as table_to_markdown
@@ -275,10 +284,10 @@ def _page(report: Report, sections: Sequence[Section], link: Callable[[str], str
         from jinja2 import Environment, PackageLoader, StrictUndefined
         from markupsafe import Markup
     has_charts = any(section.pictures for section in sections)
-    style, script = _template("report.css"), _template("report.js")
+    style, script = template("report.css"), template("report.js")
     if has_charts:
         config = f"const CHART_CONFIG = {json.dumps(CONFIG)};"
-        script = "\n".join(([] if index else [runtime()]) + [config, script, _template("charts.js")])
+        script = "\n".join(([] if index else [runtime()]) + [config, script, template("charts.js")])
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment = Environment(
         loader=PackageLoader("dipole.benchmarks", "templates"),
@@ -335,10 +344,6 @@ def _packed(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         else:
             found[name] = values
     return found
-
-
-def _template(name: str) -> str:
-    return files("dipole.benchmarks").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def _search(search: SearchSummary, records: Mapping[str, RunRecord]) -> Section:

@@ -22,6 +22,8 @@ A template contains places such as `{{ cross-domain: hcl @ pydoc: next sentence 
     polarization DOMAIN: pull KEY   gradient of lambda R over that of InfoNCE at the first step, mean over seeds
     polarization DOMAIN: decided    how many of its comparisons with InfoNCE are significant (Holm)
     table: NAME                     a table of `evidence.TABLES`
+    papers: NAME                    a row for each table, figure and theorem of a paper
+    claims: NAME                    a row for each claim of a paper
     install: EXTRA, EXTRA           shell lines that install dipole with these extras from a checkout. `none`: without
     install: extras                 the table of all extras
 """
@@ -40,6 +42,7 @@ import committed
 import evidence
 import install
 
+from dipole.benchmarks import papers
 from dipole.benchmarks.claims.judge import JudgedClaim, why
 from dipole.benchmarks.report import charts, findings
 from dipole.benchmarks.report.ranking import ranks
@@ -80,6 +83,10 @@ def value_of(place: str) -> str:
     where, _, what = place.partition(": ")
     if where == "table":
         return evidence.TABLES[what]()
+    if where == "papers":
+        return papers.items_table(what)
+    if where == "claims":
+        return papers.claims_table(what)
     if where == "install":
         extras = [] if what == "none" else what.split(", ")
         return install.extras() if what == "extras" else install.block(*extras)
