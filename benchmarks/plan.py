@@ -3,6 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import isnan, nan
 from statistics import median
@@ -12,15 +13,16 @@ import numpy as np
 
 from dipole.benchmarks.claims.published import PrintedCell
 from dipole.benchmarks.manifest import CellEntry, ColumnEntry
+from dipole.benchmarks.results_file import SHIPPED, known_runs
 from dipole.benchmarks.run.reference import START, Time, kind_of, reckon
 from dipole.benchmarks.statistics import LEVEL, detectable, seeds_needed
-from dipole.benchmarks.suite import Job, Sized, without_none
-from dipole.benchmarks.suite_results import SuiteResults
+from dipole.benchmarks.suite import Job, Sized, read_suite, suites, without_none
+from dipole.benchmarks.suite_results import SuiteResults, numbers
 from dipole.core.record import RunRecord
 from dipole.core.train.config import RunConfig
 from dipole.core.train.domains import adapter_class
 from dipole.core.train.model import construct
-from dipole.core.utils.errors import DipoleError
+from dipole.core.utils.errors import ConfigError, DipoleError, nearest
 from dipole.core.utils.text import counted
 
 
@@ -118,6 +120,23 @@ def missing_data(jobs: Sequence[Job]) -> tuple[Fault, ...]:
         if (key := repr(job.config.settings)) not in asked:
             asked[key] = adapter_class(job.config.domain).missing_data(job.config.settings)
     return _by_message((problem, job) for job in jobs for problem in asked[repr(job.config.settings)])
+
+
+def unknown_metrics(names: Iterable[str], records: Iterable[RunRecord]) -> list[str]:
+    """Return a warning for each name of a number that no finished run has and no shipped suite asks for."""
+    known = {name for record in records for name in numbers(record)}
+    if known.issuperset(names):
+        return []
+    known |= {name for record in known_runs([SHIPPED / "demo-small.jsonl"]).values() for name in numbers(record)}
+    for name in suites():
+        with suppress(ConfigError):  # that of another package is broken: `dipole list suites` says so
+            suite = read_suite(name)
+            known |= {column.metric_of(row) for scale in suite.scale for row, column, _ in suite.at(scale).cells()}
+    return [
+        f"warning: no shipped suite and no finished run here has the number {name!r}.{nearest(name, known)}"
+        for name in names
+        if name not in known
+    ]
 
 
 def _by_message(found: Iterable[tuple[str, Job]]) -> tuple[Fault, ...]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from dipole.benchmarks.claims.protocol import ClaimPart, ClaimSpec, default_part, paper
 from dipole.core.utils.errors import DataError, nearest
 from dipole.core.utils.plugins import shipped
@@ -16,9 +18,9 @@ PAPERS = ("arora", "lmcl", "cacr", "cllr")
 
 @dataclass(frozen=True)
 class PrintedCell:
-    mean: float | None  # None for a dash, or if it is unreadable
-    std: float | None = None
-    drop: float | None = None  # the loss against the balanced case
+    mean: int | float | None  # None for a dash, or if it is unreadable
+    std: int | float | None = None
+    drop: int | float | None = None  # the loss against the balanced case
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,8 @@ class PrintedRow:
     """A row of a printed table: a method, and the part of the table (`group`) if methods come several times."""
 
     method: str
-    group: str | None
     cells: Mapping[str, PrintedCell]
+    group: str | None = None
 
     @property
     def label(self) -> str:
@@ -47,7 +49,7 @@ class PrintedTable:
     protocol: Mapping[str, Any]  # what the paper says of how they were made
     columns: tuple[str, ...]
     rows: tuple[PrintedRow, ...]
-    notes: tuple[str, ...] = ()  # cautions that a reader needs
+    issues: tuple[str, ...] = ()  # cautions that a reader needs
 
     @property
     def trials(self) -> int | None:
@@ -107,7 +109,8 @@ def row_label(method: str, group: str | None = None) -> str:
 
 @cache
 def tables() -> Mapping[str, PrintedTable]:
-    return {t.id: t for name, found in _papers().items() for t in (_table(name, raw) for raw in found["tables"])}
+    raw = [{"paper": name, **table} for name, found in _papers().items() for table in found["tables"]]
+    return {table.id: table for table in TypeAdapter(list[PrintedTable]).validate_python(raw)}
 
 
 @cache
@@ -128,11 +131,10 @@ def claims_of(name: str) -> tuple[Claim, ...]:
         spec, tests = specs.get(raw["id"], ClaimSpec(id=raw["id"])), tuple(raw.get("tests", ()))
         if odd := sorted({i for part in spec.parts for i in part.tests if not 0 <= i < len(tests)}):
             raise DataError(f"claim {raw['id']} has {len(tests)} tests, and its spec names number {odd[0]}")
-        same, why = {key: raw[key] for key in ("id", "statement", "where", "basis")}, spec.not_tested
+        why = spec.not_tested
         if not tests and not why:
             why = "no comparison of numbers is known that would show it"
-        claim = Claim(**same, paper=name, tests=tests, note=raw.get("note", ""), parts=spec.parts, not_tested=why)
-        found.append(claim)
+        found.append(Claim(**{**raw, "paper": name, "tests": tests, "parts": spec.parts, "not_tested": why}))
     return tuple(found)
 
 
@@ -149,13 +151,3 @@ def _papers() -> Mapping[str, Mapping[str, Any]]:
     found = shipped("published", "*.json")
     names = [*PAPERS, *sorted(found.keys() - set(PAPERS))]
     return {name: json.loads(found[name].read_text(encoding="utf-8")) for name in names}
-
-
-def _table(name: str, raw: Mapping[str, Any]) -> PrintedTable:
-    rows = []
-    for row in raw["rows"]:
-        cells = {column: PrintedCell(c["mean"], c["std"], c.get("drop")) for column, c in row["cells"].items()}
-        rows.append(PrintedRow(row["method"], row.get("group"), cells))
-    same = {key: raw[key] for key in ("id", "paper_table", "caption", "domain", "metric", "protocol")}
-    columns, notes = tuple(raw["columns"]), tuple(raw.get("issues", ()))
-    return PrintedTable(**same, paper=name, columns=columns, rows=tuple(rows), notes=notes)

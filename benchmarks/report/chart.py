@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from html import escape
-from importlib.resources import files
 from itertools import accumulate
 from math import isfinite
 from textwrap import wrap
 from typing import Any, TypeVar
 
-from dipole.benchmarks.report.table import Cell, ReportTable, count_cell, number_cell
+from dipole.benchmarks.report.table import Cell, ReportTable, count_cell, number_cell, template
 from dipole.core.utils.cache import kept_json
 from dipole.core.utils.extras import needing
 from dipole.core.utils.text import printable
@@ -39,10 +38,6 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 MOST_LINES = 10  # more lines than this become rows of a heat map
 MOST_ROWS = 30  # most rows of a picture
 DRAWN = 12  # So many pictures of a kind the page draws at once, the others on request. A large one counts as three.
-
-
-def template(name: str) -> str:
-    return files("dipole.benchmarks").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 # The widths of its font's letters are those that vl-convert measures with, so no label is cut in a browser.

@@ -13,7 +13,7 @@ from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_COMPARED, NOT
 from dipole.benchmarks.manifest import EFFECTS
 from dipole.benchmarks.report.chart import first_of
 from dipole.benchmarks.report.ranking import ranks
-from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, number_cell
+from dipole.benchmarks.report.table import EMPTY, NOTES, Cell, ReportTable, number_cell
 from dipole.benchmarks.report.tables import mark_of
 from dipole.benchmarks.statistics import LEVEL, PairedTest, number, power, seeds_needed, summarize
 from dipole.benchmarks.statistics.differences import of_summaries
@@ -279,23 +279,14 @@ def suites_table(suites: Sequence[SuiteResults], claims: Claims) -> ReportTable:
         answer = Cell(" ".join(said) or "No row is tested against another.")
         verdicts = _verdicts(_counted_claims(suite, claims))
         rows.append((name, Cell(question(suite)), answer, power_cell(suite), more_seeds(suite), verdicts))
-    note = (
-        "Power: how likely half of the tests against the base show the named effect, among all tests of the suite "
-        "(Holm). More seeds needed: so many more per row show it with 80 % power. "
-    )
+    effect = "effect"
     if any(suite.table for suite in suites):
-        note += (
-            "The effect is the median difference that the paper prints, and without one a point of 100, 50 of a "
-            "return, or a tenth of the base's mean. Claims are the paper's. A claim is without room if its printed "
-            "effect does not fit between our base and the bound of the metric, or if our base is not above the "
-            "untrained level. "
-        )
-    else:
-        note += "The effect is a point of 100, 50 of a return, or a tenth of the base's mean. "
+        effect = "effect_of_papers"
+    note = f"{NOTES['power']} {NOTES[effect]}"
     if any(suite.manifest.not_decidable for suite in suites):
-        note += f"Suites that are {NOT_DECIDABLE} are listed with the reason, and counted nowhere."
+        note += f" Suites that are {NOT_DECIDABLE} are listed with the reason, and counted nowhere."
     head = ("suite", "question", "answer", "power", "more seeds needed", "claims")
-    return ReportTable("overview", "Every suite", head, rows, note.strip()).without_empty_columns()
+    return ReportTable("overview", "Every suite", head, rows, note).without_empty_columns()
 
 
 def question(suite: SuiteResults) -> str:
@@ -418,13 +409,8 @@ def decided_table(suites: Sequence[SuiteResults], claims: Claims) -> ReportTable
         verdict = Cell(claimed.full_verdict, sub=why(claimed), mark=mark_of(claimed.verdict))
         about = Cell(claim.statement, sub=claim.id), Cell(claim.where, sub=claim.paper)
         rows.append((*about, verdict, number_cell(claimed.p_holm), link))
-    note = (
-        "Claims of the papers that our numbers support or contradict. p is corrected by Holm over the claims of the "
-        "suite. If our protocol is not the paper's, the verdict names this and holds for our setting only. It does not "
-        "mean that the paper's numbers are wrong."
-    )
     head = ("claim", "where", "verdict", "p (Holm)", "suite")
-    return ReportTable("decided", "Claims with a verdict", head, rows, note)
+    return ReportTable("decided", "Claims with a verdict", head, rows, NOTES["decided"])
 
 
 def _each_once(suites: Sequence[SuiteResults], claims: Claims) -> list[tuple[JudgedClaim, SuiteResults]]:

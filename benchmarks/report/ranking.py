@@ -1,7 +1,7 @@
 """Objectives ranked over tasks: wins and losses against a base, gain, critical differences, performance profiles."""
 
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import isfinite, isnan, nan, sqrt
@@ -42,16 +42,15 @@ class Rank:
 
 def ranks(results: SuiteResults) -> list[Rank]:
     """Return the rows ranked over the columns, best rank of means first. Rows without all columns have no rank."""
-    costs = [c.name for c in results.manifest.columns if not c.higher_is_better]
     tasks: dict[str, dict[str, Samples]] = defaultdict(dict)
-    for column, row in product(results.columns, results.rows):
-        if found := results.samples(row.label, column):
-            tasks[column][row.label] = found
+    for column, row in product(results.manifest.columns, results.rows):
+        if found := _signed(results, row.label, column):
+            tasks[column.name][row.label] = found
     decided: dict[str, list[float]] = defaultdict(list)
     for cell in results.cells:
         if cell.row.base and cell.against_base is not None and cell.p_holm < LEVEL:
             decided[cell.row.label].append(cell.column.sign * cell.against_base.difference)
-    ranked = rank_objectives(tasks, results.base, decided, costs, results.run_groups)
+    ranked = rank_objectives(tasks, results.base, decided, results.run_groups)
     gains = sum(rank.gain is not None and isfinite(rank.gain.p) for rank in ranked)
     return [replace(rank, tests=len(results.tested) + gains) for rank in ranked]
 
@@ -60,24 +59,19 @@ def rank_objectives(
     tasks: Tasks,
     base: str | None,
     decided: Mapping[str, Sequence[float]],
-    lower_is_better: Collection[str] = (),
     runs: Mapping[str, Hashable] | None = None,
 ) -> list[Rank]:
     """Rank objectives over tasks, best rank of means first. Objectives without results on a task come last, unranked.
 
-    `tasks` has values by seed: task -> objective -> seed. `decided` has the significant differences from the base of
-    each objective, larger is better. Tasks of one name in `runs` are measured on the same runs (default: all are).
+    `tasks` has values by seed, larger is better: task -> objective -> seed. `decided` has the significant differences
+    from the base of each objective. Tasks of one name in `runs` are measured on the same runs (default: all are).
     """
     from scipy.stats import rankdata  # late: it takes a second
 
-    signed: dict[str, dict[str, Samples]] = {}
-    for task, rows in tasks.items():
-        sign = -1 if task in lower_is_better else 1
-        signed[task] = {label: {seed: sign * v for seed, v in by.items()} for label, by in rows.items() if by}
-    labels = list(dict.fromkeys(label for rows in signed.values() for label in rows))
-    missing = {label: tuple(task for task, rows in signed.items() if label not in rows) for label in labels}
+    labels = list(dict.fromkeys(label for rows in tasks.values() for label in rows))
+    missing = {label: tuple(task for task, rows in tasks.items() if label not in rows) for label in labels}
     ranks: dict[str, list[float]] = {label: [] for label in labels if not missing[label]}
-    for rows in signed.values():
+    for rows in tasks.values():
         means = {label: level_of(fmean(rows[label].values())) for label in ranks}
         places = rankdata([-mean for mean in means.values()])
         for label, place in zip(means, places.tolist(), strict=True):
@@ -88,8 +82,8 @@ def rank_objectives(
         rank, improvement, gain = nan, None, None
         if label in ranks:
             rank = fmean(ranks[label])
-            improvement, gain = _over(label, base, signed, runs)
-        count = len(signed) - len(missing[label])
+            improvement, gain = _over(label, base, tasks, runs)
+        count = len(tasks) - len(missing[label])
         found.append(Rank(label, count, rank, better, worse, improvement, gain, missing[label]))
     return sorted(found, key=lambda r: (isnan(r.of_means), r.of_means, r.label))
 

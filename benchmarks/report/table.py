@@ -4,12 +4,21 @@ import csv
 import io
 import json
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.resources import files
 from math import isfinite
 
 from dipole.benchmarks.statistics import number
 from dipole.core.utils.text import printable
+
+
+def template(name: str) -> str:
+    return files("dipole.benchmarks").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+NOTES: dict[str, str] = tomllib.loads(template("notes.toml"))
 
 
 @dataclass(frozen=True)

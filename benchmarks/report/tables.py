@@ -15,7 +15,7 @@ from dipole.benchmarks.claims.published import PrintedCell
 from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NO_DATA, NOT_COMPARED, NOT_DECIDABLE, UNDECIDED
 from dipole.benchmarks.manifest import Problem
 from dipole.benchmarks.report.ranking import Rank, level_of
-from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, count_cell, detectable_cell, number_cell
+from dipole.benchmarks.report.table import EMPTY, NOTES, Cell, ReportTable, count_cell, detectable_cell, number_cell
 from dipole.benchmarks.results_file import RunFiles
 from dipole.benchmarks.statistics import Interval, Summary, iqm_interval, number, probability_of_improvement, summarize
 from dipole.benchmarks.suite_results import CellResult, SuiteResults
@@ -29,42 +29,12 @@ CELL_HEAD = (
     "printed", "printed std", "printed n", "difference", "diff. low", "diff. high", "verdict",
     "base", "gain", "gain low", "gain high", "p (t)", "p (Holm)", "p (Wilcoxon)", "effect", "detectable",
 )  # fmt: skip
-CELL_NOTE = (
-    "Intervals are 95 %. Gain, t-test and Wilcoxon test compare a row with the base row: on common seeds, or with all "
-    "seeds as two samples (Welch, rank sum) if that is the more powerful test. Holm's correction is over all tests of "
-    "the suite. The effect is Cohen's d of the pairs. The last column is the smallest gain that these seeds show with "
-    "80 % power, among as many tests."
-)
-PRINTED_NOTE = " Verdicts on printed numbers are corrected over all of them (Holm), their intervals are not."
 DETECTABLE = "detectable difference"
-DETECTABLE_NOTE = (
-    f"The last row, {DETECTABLE}, is the smallest difference from the base that the seeds show with 80 % power, among "
-    "all tests of the suite (Holm): the median over the rows. Smaller differences are not excluded."
-)
 DIAGNOSTICS = (
     "mean_distance", "margin_occupancy", "min_max_ratio", "rank", "effective_rank", "alignment", "uniformity",
     "conditional_entropy", "conditional_entropy_maximum",
 )  # fmt: skip
 RUN_HEAD = ("run", "seed", "state", "steps", "wall time", "memory (MB)", "GPU memory (MB)", "device")
-RUN_NOTE = (
-    "The command repeats the run. If the run is finished, add --runs FOLDER to repeat it elsewhere or --overwrite to "
-    "replace it."
-)
-RANKING_NOTE = (
-    "Rank of means: 1 has the best mean of a task, averaged over tasks. Better and worse count the tasks with a "
-    "significant difference from the base (t-test, Holm over all objectives and tasks, 0.05). "
-    "P(improvement): a run beats a run of the base, mean over tasks. Gain: in units of the base's mean, mean over "
-    "tasks (from eight on without a quarter at each end). Both have 95 % intervals, in which columns of the same runs "
-    "count once. Methods with missing runs are not ranked."
-)
-
-CLAIMS_NOTE = (
-    "Each claim has a kind and a bound. Its test uses the seeds of both sides (docs/background/benchmarks.md). A claim "
-    "agrees if all its parts are shown to be true, differs if one is shown to be false, and is undecided otherwise. It "
-    "has no room if the printed effect does not fit between our base and the bound of the metric, and is not learnt if "
-    "our base is not above the untrained level. "
-    "p is two-sided. Holm's correction is over the claims of the suite."
-)
 
 
 def results_table(results: SuiteResults) -> ReportTable:
@@ -80,11 +50,11 @@ def results_table(results: SuiteResults) -> ReportTable:
             found = results.cell(row.label, column)
             cells.append(_result(found, row.label in best[column]) if found else EMPTY)
         rows.append(tuple(cells))
-    note = "Mean and standard deviation over n seeds. The best mean of a column is bold."
+    note = NOTES["results"]
     least = [detectable_cell(results.detectable(each.name), each.unit) for each in results.manifest.columns]
     if any(cell.text for cell in least):
         rows.append((Cell(DETECTABLE), *[EMPTY] * (len(head) - 1), *least))
-        note += f" {DETECTABLE_NOTE}"
+        note += f" {NOTES['detectable']}"
     if results.table is not None:
         note += " The printed number is below ours."
     note += of_parts(results.records.values())
@@ -103,9 +73,9 @@ def of_parts(records: Iterable[RunRecord]) -> str:
 
 def cells_table(results: SuiteResults) -> ReportTable:
     """Return every cell with its interval, the test against the base, the printed number and the verdict."""
-    rows, note = [_cell_row(results, cell) for cell in results.cells], CELL_NOTE
+    rows, note = [_cell_row(results, cell) for cell in results.cells], NOTES["cells"]
     if results.table is not None:
-        note += PRINTED_NOTE
+        note += f" {NOTES['printed']}"
     return ReportTable(f"{results.manifest.name}-cells", "Every number", CELL_HEAD, rows, note, is_folded=True)
 
 
@@ -217,7 +187,7 @@ def runs_table(results: SuiteResults) -> ReportTable:
         rows.append((Cell(labels), *cells, Cell(repeat(job.command, job.processes))))
     head = ("method", *RUN_HEAD, "command")
     code = frozenset({"command", "run"})
-    return ReportTable(f"{results.manifest.name}-runs", "Runs and cost", head, rows, RUN_NOTE, code, True)
+    return ReportTable(f"{results.manifest.name}-runs", "Runs and cost", head, rows, NOTES["runs"], code, True)
 
 
 def repeat(command: Sequence[str], processes: int) -> str:
@@ -240,7 +210,7 @@ def other_runs_table(records: Sequence[RunRecord], runs: RunFiles) -> ReportTabl
         rows.append((*names, *_run_cells(r.hash, r.seed, r), Cell(results), Cell(command)))
     head = ("name", "domain", "objective", *RUN_HEAD, "results", "command")
     code = frozenset({"objective", "run", "command"})
-    return ReportTable("other-runs", "Runs outside any suite", head, rows, RUN_NOTE, code)
+    return ReportTable("other-runs", "Runs outside any suite", head, rows, NOTES["runs"], code)
 
 
 def comparison_table(task: str, by: Mapping[str, Sequence[RunRecord]]) -> ReportTable:
@@ -274,7 +244,7 @@ def ranking_table(name: str, ranks: Sequence[Rank]) -> ReportTable:
             gain = replace(gain, sub=f"{gain.sub}, not significant by Bonferroni over {counted(r.tests, 'test')}")
         rows.append((label, rank, *counts, _interval(r.improvement), gain))
     head = ("objective", "rank of means", "tasks", "better", "worse", "P(improvement)", "gain (%)")
-    return ReportTable(f"{name}-ranking", "Ranking over tasks", head, rows, RANKING_NOTE, frozenset({"objective"}))
+    return ReportTable(f"{name}-ranking", "Ranking over tasks", head, rows, NOTES["ranking"], frozenset({"objective"}))
 
 
 def problem_tables(problems: Sequence[Problem]) -> list[ReportTable]:
@@ -375,12 +345,7 @@ def claims_table(suite: str, claims: Sequence[JudgedClaim]) -> ReportTable | Non
         "claim", "statement", "kind", "verdict on ours", "estimate", "p", "p (Holm)", "our numbers", "printed numbers",
         "where",
     )  # fmt: skip
-    note = (
-        "The table counts the comparisons of each claim that have the claimed sign or bound, and shows the comparison "
-        f"that decides the verdict. {CLAIMS_NOTE} If our protocol is not the paper's, the verdict names this and holds "
-        "for our setting only."
-    )
-    return ReportTable(f"{suite}-claims", "The paper's claims", head, rows, note)
+    return ReportTable(f"{suite}-claims", "The paper's claims", head, rows, NOTES["claims"])
 
 
 def every_claim_table(claims: Mapping[str, Sequence[JudgedClaim]]) -> ReportTable:
@@ -404,12 +369,7 @@ def every_claim_table(claims: Mapping[str, Sequence[JudgedClaim]]) -> ReportTabl
         kind = Cell(says(printed), sub=_reads(claim))
         rows.append((*about, Cell(claim.basis), kind, _on_printed(printed), verdict))
     head = ("claim", "statement", "where", "basis", "kind", "printed numbers", "verdict on ours")
-    note = (
-        "The printed numbers: how many comparisons of a claim they support, and a verdict if the paper prints spreads. "
-        "Ours: the verdicts of the suites in this folder. The table of each suite lists the comparisons. Verdicts by "
-        "another protocol than the paper's name it."
-    )
-    return ReportTable("every-claim", "Every claim of the papers", head, rows, note, is_folded=True)
+    return ReportTable("every-claim", "Every claim of the papers", head, rows, NOTES["every_claim"], is_folded=True)
 
 
 def _reads(claim: published.Claim) -> str:

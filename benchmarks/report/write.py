@@ -23,12 +23,11 @@ from dipole.benchmarks.report.chart import (
     drawn_at_once,
     pictured,
     runtime,
-    template,
     to_files,
     to_svg,
 )
 from dipole.benchmarks.report.chart_types import scatter_chart
-from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, escaped, to_csv, to_json, to_latex
+from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, escaped, template, to_csv, to_json, to_latex
 from dipole.benchmarks.report.table import to_markdown as table_to_markdown
 from dipole.benchmarks.report.tables import DETECTABLE
 from dipole.benchmarks.results_file import RunFiles
@@ -223,7 +222,7 @@ def _notes(results: SuiteResults) -> Iterable[str]:
     yield from findings.empty_columns(results)
     if table is not None:
         yield f"Published: {table.paper_table} ({table.paper}). {table.caption}"
-        yield from table.notes
+        yield from table.issues
 
 
 def check_output(output: Path) -> None:

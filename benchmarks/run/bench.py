@@ -15,7 +15,7 @@ from rich.progress import Task as ProgressTask
 from rich.text import Text
 
 from dipole.benchmarks.manifest import read_manifests, write_manifest
-from dipole.benchmarks.plan import Estimator, Plan, Time, faults, make_plan, missing_data
+from dipole.benchmarks.plan import Estimator, Plan, Time, faults, make_plan, missing_data, unknown_metrics
 from dipole.benchmarks.report import findings, table, tables
 from dipole.benchmarks.report.ranking import ranks
 from dipole.benchmarks.report.table import ReportTable
@@ -75,6 +75,10 @@ def bench(
     records = known_runs(known) | finished(runs)
     left = [job for job in wanted if job.hash not in records]
     answer |= {"suite": name, "scale": scale}
+    if name not in suites():
+        metrics = dict.fromkeys(column.metric_of(row) for row, column, _ in sized.cells())
+        for line in unknown_metrics(metrics, records.values()):
+            write(f"{line} If the runs lack it too, its column stays empty.", sys.stderr)
     if plan_only:
         # A plan for a cluster needs no cluster.
         slots = jobs or 1

@@ -4,8 +4,8 @@
 
 The table has processor seconds of one thread, which depend little on other work of the machine. Every entry is the
 difference of a short run and one three times as long. `runs` are the first run of every recipe in each suite's small
-scale. `steps` are the encoders and image sizes of the suites, in batches of two sizes, on data that come with
-scikit-learn and Python. Their time is divided by the operations that `work_of` counts.
+scale. `steps` are the encoders and image sizes of the suites (`measured.toml`), in batches of two sizes, on data
+that come with scikit-learn and Python. Their time is divided by the operations that `work_of` counts.
 """
 
 import argparse
@@ -13,7 +13,8 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -29,39 +30,15 @@ from dipole.core.utils.errors import DipoleError
 from dipole.core.utils.files import atomic_write
 from dipole.core.utils.machine import processor_name
 
-PLAIN = ("train.warmup=0", "train.schedule=constant", "train.milestones=", "train.epochs=", "train.steps=8")
-DIGITS = (
-    *PLAIN, "vision.data.source=digits", "vision.data.pretrain_split=", "vision.data.pretrain=", "vision.data.limit=",
-    "vision.data.classes=", "vision.data.test_split=test", "vision.data.size=", "vision.probe.baselines=false",
-)  # fmt: skip
-RESNET = ("vision.encoder.name=resnet50", "vision.encoder.tap=")
-PYDOC = (
-    *PLAIN, "text.corpus=pydoc", "text.unit=documents", "text.split=train", "text.senteval=", "text.labelled=",
-    "text.vectors=", "text.channels=trained", "text.block_count=", "text.limit=4000",
-)  # fmt: skip
-TYPICAL: dict[str, tuple[str, tuple[str, ...], tuple[int, int]]] = {
-    "small-conv": ("cifar10-simclr", (*DIGITS, "vision.augment.size=24"), (32, 128)),
-    "alexnet": ("cacr-cifar", (*DIGITS, "vision.augment.size=32"), (8, 64)),
-    "alexnet-64": ("cacr-cifar", (*DIGITS, "vision.augment.size=64"), (8, 32)),
-    "vgg16": ("cifar100-blocks", (*DIGITS, "vision.augment.size=32"), (33, 66)),
-    "resnet50": ("cacr-cifar", (*DIGITS, "vision.augment.size=32", *RESNET), (4, 12)),
-    "resnet50-64": ("stl10-simclr", (*DIGITS, "vision.augment.size=64"), (2, 6)),
-    "resnet50-224": ("imagenet100-moco", (*DIGITS, "vision.augment.size=224", "vision.negatives=64"), (2, 4)),
-    "bow": ("pydoc-bow", PYDOC, (64, 256)),
-    "gru-300": ("wiki3029-blocks", PYDOC, (110, 330)),
-    "gru-1200": ("quick-thoughts", PYDOC, (32, 128)),
-    "transformer": ("pydoc-transformer", PYDOC, (16, 64)),
-    "agent": ("lmcl-table5", ("rl.learning_starts=2",), (32, 96)),
-    "small-agent": ("lmcl-table5-small", ("rl.size=56", "rl.image_size=48", "rl.learning_starts=2"), (64, 192)),
-}
-"""Recipe, settings that put data at hand in place of its own, and two sizes of a batch."""
+MEASURED = tomllib.loads(Path(__file__).with_name("measured.toml").read_text(encoding="utf-8"))
+CONSTANT = ("train.warmup=0", "train.schedule=constant", "train.milestones=")
 
 
 def slope(recipe: str, settings: Sequence[str], unit: str, length: int) -> tuple[float, float]:
     """Return the processor seconds of a unit of a run's length, and those that do not depend on its length."""
     seconds = []
     for count in (length, 3 * length):
-        config = load_recipe(recipe, [*settings, *PLAIN[:3], f"train.{unit}s={count}"]).config
+        config = load_recipe(recipe, [*settings, *CONSTANT, f"train.{unit}s={count}"]).config
         with tempfile.TemporaryDirectory() as folder:
             began = time.process_time()
             train(config, Path(folder), quiet=True)
@@ -78,8 +55,10 @@ def run_entry(job: Job) -> dict[str, Any]:
     return {"kind": kind_of(job.config), "unit": unit, "fixed": round(fixed, 3), "per_unit": float(f"{per_unit:.4g}")}
 
 
-def step_entry(recipe: str, settings: Sequence[str], batches: tuple[int, int]) -> dict[str, Any]:
+def step_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return the seconds of a step that do not depend on its rows, and those of a billion operations."""
+    recipe, batches = entry["recipe"], entry["batches"]
+    settings = [*MEASURED["data"].get(entry.get("data"), ()), *entry.get("set", ())]
     given = [[*settings, f"train.batch_size={rows}"] for rows in batches]
     config = load_recipe(recipe, given[1]).config
     work = work_of(config)
@@ -112,10 +91,10 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     table = json.loads(TABLE.read_text(encoding="utf-8"))
-    for name in arguments.only or [*TYPICAL, *suites()]:
+    for name in arguments.only or [*MEASURED["steps"], *suites()]:
         part, wanted = "steps", {}
-        if name in TYPICAL:
-            wanted = {name: partial(step_entry, *TYPICAL[name])}
+        if name in MEASURED["steps"]:
+            wanted = {name: partial(step_entry, MEASURED["steps"][name])}
         elif "small" in read_suite(name).scale:
             jobs = {job.recipe: job for job in reversed(read_suite(name).at("small").jobs())}
             part, kinds = "runs", [entry["kind"] for entry in table["runs"]]

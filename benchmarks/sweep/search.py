@@ -13,7 +13,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from dipole.benchmarks.manifest import read_records
-from dipole.benchmarks.run.bench import EngineName, make_engine, make_runs_folder, run_jobs
+from dipole.benchmarks.plan import unknown_metrics
+from dipole.benchmarks.run.bench import EngineName, finished, make_engine, make_runs_folder, run_jobs
 from dipole.benchmarks.run.engine import Engine, EngineTask, LocalEngine, TaskResult, visible_gpus
 from dipole.benchmarks.run.worker import ask_to_stop
 from dipole.benchmarks.suite import Job
@@ -135,6 +136,8 @@ class _Search:
             self.job(corner, CHOOSING)
         if base.train.evaluate_every is None:
             write("Trials are not pruned: the recipe evaluates only at the end (train.evaluate_every).", sys.stderr)
+        for line in unknown_metrics([metric], finished(runs).values()):
+            write(f"{line} A search whose first trial lacks it ends.", sys.stderr)
 
     def job(self, values: dict[str, Value], last: str) -> Job:
         overrides = (*self._overrides, *settings(values, self.objective), last)

@@ -353,9 +353,9 @@ def test_gains_that_differ_by_rounding_are_equal():
 def test_ranking_by_hand_with_tasks_and_means_that_are_missing_or_equal():
     a = {"base": {0: 1.0, 1: 2.0}, "x": {0: 3.0, 1: 4.01}}
     b = {"base": {0: 10.0, 1: 20.0}, "x": {0: 10.0, 1: 20.0}, "y": {0: 1.0, 1: 2.0}}
-    cost = {"base": {0: 5.0, 1: 5.0}, "x": {0: 9.0, 1: 9.01}, "y": {0: 1.0, 1: 1.0}}
+    cost = {"base": {0: -5.0, 1: -5.0}, "x": {0: -9.0, 1: -9.01}, "y": {0: -1.0, 1: -1.0}}
     tasks = {"A": {**a, "y": {0: 0.0, 1: 0.5}}, "B": b, "cost": cost}
-    found = {r.label: r for r in rank_objectives(tasks, "base", {"x": [2.0, -4.0]}, ["cost"])}
+    found = {r.label: r for r in rank_objectives(tasks, "base", {"x": [2.0, -4.0]})}
     assert found["x"].of_means == pytest.approx((1 + 1.5 + 3) / 3)
     assert found["base"].of_means == pytest.approx((2 + 1.5 + 2) / 3)
     assert found["x"].improvement.value == pytest.approx((1 + 0.5 + 0) / 3)
