@@ -13,8 +13,9 @@ import copy
 import functools
 import itertools
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,75 +61,26 @@ class StudyLayout:
     batch_size: int
     rate: float
     classes: int = 0  # of the labels
+    refused: Mapping[str, str] = field(default_factory=dict)  # objectives that cannot use it, with the error message
+    otherwise: Mapping[str, str] = field(default_factory=dict)  # objectives that need other options to learn
+    unlearnt: Sequence[str] = ()  # that make the encoder worse, with each of eight settings of temperature and bias
 
 
-def _images(metric: str = "few_shot/accuracy", steps: int = 50, **framework: Any) -> StudyLayout:
-    table = {
-        "views": 2,
-        "encoder": {"name": "small-conv", "width": 8, "projector": "mlp", "hidden": 64, "dim": 64},
-        "augment": {"size": 16, "crop_scale": [0.4, 1.0], "brightness": 0.4, "contrast": 0.4}
-        | dict.fromkeys(("flip", "saturation", "hue", "grey", "blur"), 0.0),
-        "probe": {"probes": ["few_shot"]},
-    }
-    return StudyLayout("vision", table | framework, metric, steps, 128, 3e-3, classes=10)
+def _layouts() -> Iterator[tuple[str, StudyLayout]]:
+    """Yield the layouts of layouts.toml by name."""
+    found = tomllib.loads(Path(__file__).with_name("layouts.toml").read_text(encoding="utf-8"))
+    for name, own in found["layouts"].items():
+        base = found.get(own.pop("like", ""), {})
+        settings = {**base.get("settings", {}), **own["settings"]}
+        yield name, StudyLayout(**{**base, **own, "settings": settings})
 
 
-def _sentences(metric: str, **pairs: Any) -> StudyLayout:
-    table = {"corpus": "pydoc", "encoder": "bow", "word_size": 64, "held_out": 0.1}
-    return StudyLayout("text", table | pairs, metric, 120, 120, 3e-3, classes=1000)
-
-
+LAYOUTS = dict(_layouts())
 INK, GROUND = (1.0, 0.8, 0.1), (0.1, 0.1, 0.5)  # RGB
-LAYOUTS = {
-    "simclr": _images(method="simclr"),
-    "simclr, queries": _images(method="simclr", views=3, simclr={"negatives": "queries"}),
-    # With the queue alone (He et al.), a momentum of 0.9 is too low (docs/background/vision.md).
-    "moco, queue": _images(steps=120, method="moco", negatives=512, moco={"momentum": 0.99, "batch_negatives": False}),
-    "moco": _images(steps=120, method="moco", negatives=512, moco={"momentum": 0.9, "intra_batch": True}),
-    "moco, queue and queries": _images(
-        steps=120, method="moco", negatives=512, moco={"momentum": 0.9, "batch_negatives": False, "intra_batch": True}
-    ),
-    "swav": _images(method="swav"),
-    "cmc": _images("partner@1", method="cmc", views=1),
-    "blocks of images": _images(method="blocks", views=1, blocks={"size": 1}),
-    "window": _sentences("next_mrr", self_logit="drop"),
-    "window, zero": _sentences("next_mrr", window=2),
-    "blocks of sentences": _sentences("document/knn", pairs="blocks", block_size=4),
-    "agent": StudyLayout("rl", {}, "own view@1", 150, 128, 2e-3),
-}
-
-# Layouts that an objective cannot use, with the error message. A queue and the queries have no blocks. Labels may be
-# missing. In `window` all sentences of a batch may be of one document, so that `tuple` has no negatives.
-REFUSED = {
-    **{
-        (layout, name): "needs the label of every candidate"
-        for layout in ("moco, queue", "moco", "moco, queue and queries")
-        for name in ("tuple", "supcon")
-    },
-    **{
-        (layout, "blocks"): "no anchor has a negative"
-        for layout in ("simclr, queries", "moco, queue", "moco, queue and queries")
-    },
-    ("window", "tuple"): "no anchor has a negative",
-    ("agent", "tuple"): "needs labels",
-    ("agent", "cross_entropy"): "needs labels",
-}
-# Objectives that need other options than their defaults to learn in a layout. A queue holds unit vectors, so dot
-# products could separate them from the keys of the batch by their length alone. 128 sentences are few for the
-# correlations of Barlow Twins, so that they need more weight.
-OTHERWISE = {
-    ("moco, queue", "swav"): "swav(prototypes=30, temperature=0.2)",
-    ("moco", "swav"): "swav(prototypes=30, temperature=0.2, codes=all)",
-    ("moco, queue and queries", "swav"): "swav(prototypes=30, temperature=0.2, codes=all)",
-    ("moco, queue", "quickthoughts"): "quickthoughts(similarity=cosine)",
-    ("blocks of sentences", "barlow_twins"): "barlow_twins(redundancy=0.05)",
-}
-# Layouts in which an objective makes the encoder worse, with each of eight settings of temperature and bias.
-UNLEARNT = {("moco, queue", "siglip")}
 
 
 def text_of(layout: str, name: str) -> str:
-    return OTHERWISE.get((layout, name), OBJECTIVES[name])
+    return LAYOUTS[layout].otherwise.get(name, OBJECTIVES[name])
 
 
 class StudyTrial:

@@ -53,9 +53,9 @@ def test_the_dimension_falls_below_half_and_the_accuracy_stays(tmp_path):
 
 
 KEPT = Path(learning_everywhere.__file__).parents[1] / "results" / "learning-everywhere.json"
-CELLS = list(product(learning_everywhere.LAYOUTS, learning_everywhere.OBJECTIVES))
+CELLS = list(product(LAYOUTS, learning_everywhere.OBJECTIVES))
 QUICK = [("window", "align_uniform")]  # it used to end at two opposite points
-SEPARATE = {*QUICK, *learning_everywhere.UNLEARNT}
+SEPARATE = {*QUICK, *((layout, name) for layout, each in LAYOUTS.items() for name in each.unlearnt)}
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ SEPARATE = {*QUICK, *learning_everywhere.UNLEARNT}
 )
 def test_every_objective_learns_in_every_layout_or_is_refused(tmp_path, layout, name):
     trial = learning_everywhere.StudyTrial(layout, 0, tmp_path)
-    if (layout, name) in learning_everywhere.REFUSED:
-        with pytest.raises(DipoleError, match=learning_everywhere.REFUSED[layout, name]):
+    if name in LAYOUTS[layout].refused:
+        with pytest.raises(DipoleError, match=LAYOUTS[layout].refused[name]):
             trial.train(learning_everywhere.text_of(layout, name))
     else:
         before, after = trial.train(learning_everywhere.text_of(layout, name))
@@ -78,16 +78,17 @@ KEPT_CELLS = [(layout, name) for layout, cells in json.loads(KEPT.read_text()).i
 @pytest.mark.parametrize(("layout", "name"), KEPT_CELLS)
 def test_the_kept_numbers_are_above_the_untrained_encoder(layout, name):
     for value in json.loads(KEPT.read_text())[layout][name].values():
-        if (layout, name) in learning_everywhere.REFUSED:
-            assert learning_everywhere.REFUSED[layout, name] in value
+        if name in LAYOUTS[layout].refused:
+            assert LAYOUTS[layout].refused[name] in value
         else:
             before, after = value
             assert after > before
 
 
 def test_what_is_refused_is_named_once():
-    assert learning_everywhere.REFUSED.keys() <= set(CELLS)
-    assert learning_everywhere.OTHERWISE.keys() <= set(CELLS) - learning_everywhere.REFUSED.keys()
+    for layout in LAYOUTS.values():
+        assert layout.refused.keys() <= learning_everywhere.OBJECTIVES.keys()
+        assert layout.otherwise.keys() <= learning_everywhere.OBJECTIVES.keys() - layout.refused.keys()
 
 
 POLARIZATION_KEPT, MADE = study.kept(Path(study.__file__).parents[1] / "results" / "polarization.json")
