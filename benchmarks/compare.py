@@ -150,15 +150,11 @@ def _without(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in ("seed", "name", "description")}
 
 
-def _differences(first: dict[str, Any], second: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    found: dict[str, tuple[Any, Any]] = {}
-    for key in dict.fromkeys([*first, *second]):
-        a, b = first.get(key), second.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            found |= _differences(a, b, f"{prefix}{key}.")
-        elif a != b:
-            found[prefix + key] = (a, b)
-    return found
+def _differences(first: dict[str, Any], second: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    from dipole.core.train.schedule import flat
+
+    a, b = dict(flat(first)), dict(flat(second))
+    return {key: (a.get(key), b.get(key)) for key in dict.fromkeys([*a, *b]) if a.get(key) != b.get(key)}
 
 
 def _values(name: str, group: list[RunRecord]) -> dict[int, float]:

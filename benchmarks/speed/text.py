@@ -20,7 +20,6 @@ import tempfile
 import time
 import types
 import warnings
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from dipole import Pairs, objective
 from dipole.benchmarks.speed.timing import Results, interleaved
+from dipole.benchmarks.studies.learning_text import RandomWords
 from dipole.text.corpus import documents_of, read_pieces
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders.batch import TokenBatch, make_batch, pad
@@ -150,11 +150,7 @@ class Text:
 
 
 def random_words(sentences: list[str], width: int) -> np.ndarray:
-    """Return means of random word vectors, which are seeded by the words."""
-    table: dict[str, np.ndarray] = {}
-    for word in {word for sentence in sentences for word in sentence.split() or ["."]}:
-        table[word] = np.random.RandomState(zlib.crc32(word.encode())).randn(width).astype(np.float32)
-    return np.stack([np.mean([table[w] for w in s.split() or ["."]], 0) for s in sentences])
+    return RandomWords(width, seed=0)(sentences)
 
 
 def hashed_words(sentences: list[str], width: int) -> np.ndarray:
