@@ -384,7 +384,7 @@ def _effects(tests: Sequence[Planned]) -> str:
 def _printed_gap(suite: SuiteResults, cell: CellResult) -> float | None:
     """Return the size of the printed difference from the base, or None if it is 0 or not printed."""
     base = suite.cell(*base_of(cell.row, cell.column))
-    sides = (cell.printed, base.printed if base else None)
+    sides = (cell.printed, getattr(base, "printed", None))
     means = [side.mean for side in sides if side is not None and side.mean is not None]
     if len(means) < 2:
         return None

@@ -101,7 +101,7 @@ def _one_at_a_time(
     if engine != "local":
         return make_engine(engine, 1, threads, slurm=slurm)
     gpus = visible_gpus()
-    return LocalEngine(1, threads or max(1, processors() // slots), gpus[place % len(gpus) :][:1] if gpus else [])
+    return LocalEngine(1, threads or max(1, processors() // slots), gpus[place % max(1, len(gpus)) :][:1])
 
 
 class _Search:
@@ -210,6 +210,6 @@ class _Search:
 
 def _metrics(path: Path) -> Iterable[dict[str, Any]]:
     try:
-        return read_metrics(path) if path.is_file() else []
-    except Exception:  # a line that is half written
+        return read_metrics(path)
+    except Exception:  # no file yet, or a line that is half written
         return []
