@@ -72,19 +72,19 @@ DEEPEST = 20
 LONGEST_PROBLEM = 900
 
 
-def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
+def parse_override(text: str, flag: str = "--set") -> tuple[tuple[str, ...], Any]:
     """Split "a.b=value". The value is read as TOML (3, 1e-3, true, [1, 2], "x"), null or None, or else as plain text.
 
-    "a.b=" gives UNSET, which removes the recipe's value.
+    "a.b=" gives UNSET, which removes the recipe's value. Other options than --set (`flag`, for messages) need a value.
     """
     if not isinstance(text, str):
         raise ConfigError(f'each of overrides is a text such as "train.steps=5", got {shortened(repr(text))}.')
     path, equals, value = text.partition("=")
     if len(path) > 1000 or path.count(".") > DEEPEST:
-        raise ConfigError(f"--set {shortened(text)!r}: no setting has such a name.")
+        raise ConfigError(f"{flag} {shortened(text)!r}: no setting has such a name.")
     keys = _keys(path)
-    if not equals or not all(keys):
-        raise ConfigError(f"--set {shortened(text)!r} is not of the form key=value or table.key=value.")
+    if not equals or not all(keys) or (flag != "--set" and not value.strip()):
+        raise ConfigError(f"{flag} {shortened(text)!r} is not of the form key=value or table.key=value.")
     if not value.strip():
         return keys, UNSET
     if value.strip() in ("null", "None"):  # TOML has no word for it

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPException, IncompleteRead
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -302,10 +302,8 @@ def unpack(archive: Path, folder: Path) -> None:
 def _untar(archive: Path, folder: Path) -> None:
     with tarfile.open(archive, tarinfo=CheckedHeader) as opened:
         for member in opened:
-            if member.isdir():
-                _inside(archive, folder, member.name).mkdir(parents=True, exist_ok=True)
-            else:
-                _write(archive, folder, member.name, member.isreg() and opened.extractfile(member))
+            content = opened.extractfile(member) if member.isreg() else None
+            _write(archive, folder, member.name, member.isdir(), content)
         if not opened.getmembers():
             raise tarfile.ReadError("it has no files")  # nothing but zeros is a valid archive
         # The checksum of a compressed stream is behind its last byte.
@@ -325,28 +323,25 @@ def _unzip(archive: Path, folder: Path) -> None:
         if not opened.namelist():
             raise zipfile.BadZipFile("it has no files")
         for member in opened.infolist():
-            if member.is_dir():
-                _inside(archive, folder, member.filename).mkdir(parents=True, exist_ok=True)
-            else:
-                is_link = member.external_attr >> 28 == 0o12
-                _write(archive, folder, member.filename, not is_link and opened.open(member))
+            is_link = member.external_attr >> 28 == 0o12
+            content = None if member.is_dir() or is_link else opened.open(member)
+            _write(archive, folder, member.filename, member.is_dir(), content)
 
 
-def _write(archive: Path, folder: Path, name: str, source: Any) -> None:
-    """Write a member. `source` is False for a link or a device."""
-    if not source:
+def _write(archive: Path, folder: Path, name: str, is_folder: bool, content: IO[bytes] | None) -> None:
+    """Write a member. A link or a device has no content."""
+    if content is None and not is_folder:
         raise DataError(f"{archive}: {name!r} is a link or a device; only files are unpacked.")
-    target = _inside(archive, folder, name)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with source, open(target, "wb") as file:
-        shutil.copyfileobj(source, file)
-
-
-def _inside(archive: Path, folder: Path, name: str) -> Path:
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or "\0" in name or (path.parts and ":" in path.parts[0]):
         raise DataError(f"{archive}: {name!r} points outside the target folder.")
-    return folder / path
+    target = folder / path
+    if content is None:
+        target.mkdir(parents=True, exist_ok=True)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with content, open(target, "wb") as file:
+        shutil.copyfileobj(content, file)
 
 
 def is_offline() -> bool:

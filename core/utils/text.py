@@ -137,7 +137,7 @@ def _fitted(line: str, width: int) -> list[str]:
 def size(count: float) -> str:
     """Format a number of bytes: "532 B", "12.3 kB", "1.2 GB"."""
     for unit in ("B", "kB", "MB"):
-        if count < 1000:
+        if count < 999.5:  # three digits of more are 1e+03
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:,.1f} GB"

@@ -20,7 +20,7 @@ from dipole.core.cli import main
 from dipole.core.cli.output import asks_for_json
 from dipole.core.cli.parser import WORDS, resumable
 from dipole.core.record import read_record
-from dipole.core.utils.text import counted
+from dipole.core.utils.text import counted, size
 from tests.systems import POSIX
 
 # Wrong arguments of each command, beside its options.
@@ -54,6 +54,7 @@ STRANGERS = {
     ("list", "runs", "--runs", "my.toml"): ("--runs my.toml: it is a file", 2),
     ("list", "runs", "--runs", "run"): ("--runs run: it is the folder of one run", 2),
     ("train", "lmcl-toy", "--log", ""): ("--log: unknown tracker ''", 2),
+    ("check", "json:dumps", "--option", "x="): ("--option 'x=' is not of the form key=value", 2),
     ("check", "infonce", "--engine", "nothing"): ("'nothing' names no engine; there are dense, eager, triton", 1),
     ("report", "run"): ("run is one run. Give its parent folder, ..", 2),
     ("report", "d", "-o", "my.toml/x.html"): ("choose another folder with -o", 1),
@@ -182,9 +183,8 @@ def test_other_words_for_a_command_are_answered_with_commands_that_parse(capsys)
     for word in ("resume", "evaluate", "run", "test", "ls", "Delete"):
         said = f"unknown command {word!r}. {answers[word.lower()]}. Commands: add, "
         assert said in refused(capsys, word, "3f2a")  # and nothing that is spelt alike
-    words = [word for words in WORDS["suggestions"].values() for word in words]
-    assert len(words) == len(set(words))
-    assert not set(words) & set(cli.names())
+    assert len(answers) == sum(map(len, WORDS["suggestions"].values()))
+    assert not answers.keys() & set(cli.names())
     parsers = {name: cli.Parser(prog=name) for name in cli.names()}
     for name, parser in parsers.items():
         cli._find(name)(parser)
@@ -199,7 +199,8 @@ def test_a_run_s_folder_is_no_recipe_but_its_configuration_is(one_run, capsys):
     assert (answer["already"], Path(answer["run"])) == (True, one_run)
 
 
-def test_one_is_no_plural():
+def test_numbers_of_a_message_are_rounded_and_one_is_no_plural():
+    assert [size(count) for count in (999, 999_600, 2e12)] == ["999 B", "1 MB", "2,000.0 GB"]
     assert [counted(count, "run") for count in (1, 0, 1.0, 0.5)] == ["1 run", "0 runs", "1 run", "0.5 runs"]
     assert [counted(count, "class", "classes") for count in (1, 2)] == ["1 class", "2 classes"]
 
@@ -226,11 +227,10 @@ def test_what_stdout_does_not_take_is_one_message_and_1(target, commands, said, 
 
 
 @needs_shell
-@pytest.mark.parametrize(
-    ("target", "buffered"),
-    [("| true", BUFFERED[0]), ("> /dev/full", BUFFERED[1]), (">&-", BUFFERED[0]), (">&- 2>&-", BUFFERED[1]),
-     ("> /dev/full 2>&1", BUFFERED[0])],
-)  # fmt: skip
+@pytest.mark.parametrize(("target", "buffered"), [
+    ("| true", BUFFERED[0]), ("> /dev/full", BUFFERED[1]), (">&-", BUFFERED[0]), (">&- 2>&-", BUFFERED[1]),
+    ("> /dev/full 2>&1", BUFFERED[0]),
+])  # fmt: skip
 def test_an_error_keeps_its_exit_code_without_stdout(target, buffered, tmp_path):
     found = shell(f"dipole list nothing --json {target}", tmp_path, **buffered)
     assert (found.returncode, found.stdout) == (2, "")

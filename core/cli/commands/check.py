@@ -48,7 +48,8 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 def _run(arguments: argparse.Namespace) -> int:
     from dipole.core.conformance.kit import all_subjects, check_objective
 
-    options = {".".join(keys): value for keys, value in map(parse_override, arguments.option)}
+    given = [parse_override(text, "--option") for text in arguments.option]
+    options = {".".join(keys): value for keys, value in given}
     same = ("reference", "slow", "only", "stateful", "flat", "temperatures", "dim", "labels", "scores", "ranks")
     settings = {name: getattr(arguments, name) for name in same}
     detached: bool | tuple[str, ...] = False

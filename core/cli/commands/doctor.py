@@ -85,7 +85,10 @@ def examine(runs: Path) -> Iterator[Finding]:
     yield _writable("hub cache", hub, "missing", "Set HF_HOME to a folder you may write.", offline)
     runs = runs.absolute()
     yield _writable("runs folder", runs, "broken", "Choose another folder with --runs.")
-    yield _disk(runs)
+    free, state, fix = free_bytes(runs), "ok", ""
+    if free < LOW_DISK:
+        state, fix = "missing", "Free some space, or choose another folder with --runs."
+    yield Finding("disk", state, f"{free / 2**30:.1f} GiB free", fix)
 
 
 def _torch() -> Iterator[Finding]:
@@ -275,10 +278,3 @@ def _writable(name: str, folder: Path, state: str, fix: str, note: str = "") -> 
             return Finding(name, "ok", f"{folder}{note}")
     except OSError as error:
         return Finding(name, state, f"{folder}: {why(error)}", fix)
-
-
-def _disk(folder: Path) -> Finding:
-    free, state, fix = free_bytes(folder), "ok", ""
-    if free < LOW_DISK:
-        state, fix = "missing", "Free some space, or choose another folder with --runs."
-    return Finding("disk", state, f"{free / 2**30:.1f} GiB free", fix)
