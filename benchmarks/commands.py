@@ -1,7 +1,6 @@
 """`dipole bench`, `report`, `results`, `sweep`, `demo`: arguments only. Nothing heavy is imported before they run."""
 
 import argparse
-import json
 import sys
 from dataclasses import asdict
 from math import inf
@@ -9,7 +8,7 @@ from pathlib import Path
 from shlex import join, quote
 from typing import Any
 
-from dipole.core.cli.output import json_answer, write
+from dipole.core.cli.output import json_answer, print_result, write
 from dipole.core.cli.parser import Runner, above_zero, add_overrides, positive, resumable, to_path, whole
 from dipole.core.utils.text import counted, definitions
 
@@ -164,11 +163,9 @@ def _print_suites(as_json: bool) -> int:
     from dipole.benchmarks.suite import read_suite, suites
 
     found = [read_suite(name) for name in suites()]
-    if as_json:
-        print(json.dumps([{"name": each.name, "scales": list(each.scale), "title": each.title} for each in found]))
-        return 0
-    write(definitions((each.name, f"{each.title} ({', '.join(each.scale)})") for each in found))
-    return 0
+    facts = [{"name": each.name, "scales": list(each.scale), "title": each.title} for each in found]
+    text = definitions((each.name, f"{each.title} ({', '.join(each.scale)})") for each in found)
+    return print_result(as_json, facts, text)
 
 
 def _bench(arguments: argparse.Namespace) -> int:
