@@ -168,10 +168,13 @@ def compute_loss(
         raise OptionError("compute_loss takes embeddings= or pairs=, not both.")
     if isinstance(embeddings, str):
         embeddings = (embeddings,)
-    if embeddings is not None and not isinstance(embeddings, Sequence):
+    named = embeddings is None or isinstance(embeddings, Sequence)
+    if not named or not all(isinstance(each, str) for each in embeddings or ()):
         raise OptionError(f"embeddings must be names of the model's outputs, got {embeddings!r}.", "embeddings")
     if model is not None and not isinstance(model, nn.Module):
         raise OptionError(f"model must be the module that is trained, got {model!r}.", "model")
+    if pairs is not None and not callable(pairs):
+        raise OptionError(f"pairs must be a function from outputs and labels to Pairs, got {pairs!r}.", "pairs")
     check_whole("gradient_accumulation_steps", gradient_accumulation_steps)
     built = as_composite(objective)
     if dim is not None:

@@ -38,7 +38,7 @@ def pick_device(text: str) -> torch.device:
             if backend.is_available() and not wants_cpu:
                 return torch.device(name)
         return torch.device("cpu")
-    if not re.fullmatch(DEVICES, text):
+    if not re.fullmatch(DEVICES, str(text)):
         raise ConfigError(f"device: {text!r} is none. Allowed: auto, cpu, cuda, cuda:1, mps.")
     device = torch.device(text)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

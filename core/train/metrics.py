@@ -146,7 +146,7 @@ def check_trackers(names: str | Iterable[str]) -> tuple[str, ...]:
         names = [name.strip() for name in names.split(",")]
     if not isinstance(names, Iterable):
         raise ConfigError(f"log must be names of trackers, of {', '.join(NAMES)}, got {names!r}.")
-    wanted = tuple(dict.fromkeys(names))
+    wanted = tuple(dict.fromkeys(map(str, names)))
     for name in wanted:
         if name not in NAMES:
             raise ConfigError(f"--log: unknown tracker {name!r}.{nearest(name, NAMES)} Allowed: {', '.join(NAMES)}.")

@@ -30,8 +30,8 @@ class RunFolder:
         path: of the folder.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: str | Path) -> None:
+        self.path = path = Path(path)
         self.config = path / CONFIG
         self.metrics = path / "metrics.jsonl"
         self.record = path / RECORD

@@ -1,18 +1,20 @@
 """The theorems of the papers on a finished run: its features, its labels, what its objective and metrics say."""
 
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dipole.core.evaluation.arrays import in_range
 from dipole.core.evaluation.theory.report import Report, measure
 from dipole.core.evaluation.theory.theorems import Choices, RunFacts
 from dipole.core.objectives.objective import Composite
 from dipole.core.objectives.regularizers.cllr import CLLR
 from dipole.core.objectives.regularizers.dp import DP
 from dipole.core.objectives.similarity import normalize
+from dipole.core.objectives.spec import Range
 from dipole.core.record import RunRecord
 from dipole.core.train.evaluation import transformed
 from dipole.core.train.metrics import read_metrics
@@ -24,18 +26,18 @@ from dipole.core.utils.seeding import Seeds, isolated
 from dipole.core.utils.text import counted
 
 Form = Literal["auto", "raw", "unit"]
-FORMS: tuple[Form, ...] = get_args(Form)
 
 
+@in_range
 def theory_of_run(
     folder: RunFolder,
     choices: Choices | None = None,
     *,
     device: str | None = None,
-    split: str = "test",
+    split: Literal["train", "test"] = "test",
     labels: str = "given",
     form: Form = "auto",
-    scale: float = 1.0,
+    scale: Annotated[float, Range(above=0)] = 1.0,
 ) -> Report:
     """Return the report of `measure` on a finished run: every theorem on its features.
 
@@ -55,10 +57,6 @@ def theory_of_run(
         OptionError: an argument is out of its range.
         DataError: labels cannot be read, or are not one for each row, or features are not finite.
     """
-    if form not in FORMS:
-        raise OptionError(f"unknown form {form!r} of features. Allowed: {', '.join(FORMS)}.", "form")
-    if not 0 < scale < float("inf"):
-        raise OptionError(f"scale must be above 0, got {scale:g}.", "scale")
     record, adapter, objective = load_run(folder, device)
     with in_mode(False, adapter.module, objective), isolated(Seeds(record.seed).probe), torch.no_grad():
         features, given = adapter.features(split)

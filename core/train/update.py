@@ -169,7 +169,8 @@ def terms_with_bad_gradient(batch: GlobalPairs, objective: Composite) -> Iterato
 # Optimizers and learning rates ---------------------------------------------------------------------------------------
 
 
-def warmup_cosine(step: int, total: int, warmup: int = 0, peak: float = 1.0) -> float:
+@in_range
+def warmup_cosine(step: float, total: float, warmup: float = 0, peak: float = 1.0) -> float:
     """Return the learning rate of a step: a linear rise to `peak`, then half a cosine to 0 at `total`.
 
     Loshchilov & Hutter 2017, Eq. 5, one period. The last step of the warm-up has the peak.

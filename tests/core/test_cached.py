@@ -227,6 +227,8 @@ def cached(module=None, objective="infonce", microbatch=4, **more):
     (lambda: dipole.compute_loss("infonc"), "Did you mean 'infonce'"),
     (lambda: dipole.compute_loss("infonce", embeddings="z", pairs=len), "not both"),
     (lambda: dipole.compute_loss("infonce", embeddings=2), "names of the model's outputs, got 2"),
+    (lambda: dipole.compute_loss("infonce", embeddings=[2]), r"names of the model's outputs, got \[2\]"),
+    (lambda: dipole.compute_loss("infonce", pairs=2), "pairs must be a function from outputs .*, got 2"),
     (lambda: dipole.compute_loss("infonce", model=2), "model must be the module that is trained, got 2"),
     (lambda: dipole.compute_loss("infonce", gradient_accumulation_steps=0), "whole number >= 1"),
     (lambda: dipole.compute_loss(5), "must be a text such as .* an Objective or a Composite, got int"),

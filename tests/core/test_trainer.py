@@ -229,7 +229,8 @@ def test_checkpoint_of_another_configuration_is_refused(blobs, tmp_path, monkeyp
     assert quiet(blobs, runs=tmp_path, resume=checkpoint) == record
     refused(CheckpointError, "no checkpoint", quiet, blobs, runs=tmp_path, resume=Path("nowhere.safetensors"))
     refused(ConfigError, "unknown tracker 'wandbb'.*'wandb'", quiet, blobs, runs=tmp_path, log="tensorboard, wandbb")
-    refused(ConfigError, "log must be names of trackers", quiet, blobs, runs=tmp_path, log=None)
+    for log, said in ((None, "log must be names of trackers"), ([3], "unknown tracker '3'")):
+        refused(ConfigError, said, quiet, blobs, runs=tmp_path, log=log)
     folder = dipole.find_run(record.hash[:6], str(tmp_path))
     assert dipole.load_run(folder)[0] == record
     (tmp_path / "moved").mkdir()

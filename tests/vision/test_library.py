@@ -270,6 +270,7 @@ WHOLE = type("Whole", (nn.Module,), {"forward": lambda self, images: images.flat
     (lambda: vision.momentum_update(conv(), conv().requires_grad_(False), 0.9), None, "takes the copy first"),
     (lambda: vision.SimCLR("resnet18", "infonce"), None, "an encoder is a torch.nn.Module, .* got str"),
     (lambda: vision.LARS(params=conv().parameters(), lr=0.1, momentum=1), None, "LARS: momentum must be .* < 1, got 1"),
+    (lambda: vision.warmup_cosine(1, "a"), None, "warmup_cosine: total must be a number, got 'a'"),
     (lambda: vision.LARS([], lr=0.1), None, "LARS: params must be tensors or groups of them: .*empty"),
 ])  # fmt: skip
 def test_mistakes_have_one_clear_message(make, call, message):

@@ -142,7 +142,7 @@ def test_other_labels_and_features(run, capsys, tmp_path):
 
 @pytest.mark.parametrize(("options", "code", "message"), [
     (["--labels", "blocks:none"], 2, "blocks:N"), (["--labels", "absent.txt"], 1, "cannot read labels"),
-    (["--delta-pos", "0.7"], 2, "must be below"), (["--scale", "0"], 2, "scale must be above 0"),
+    (["--delta-pos", "0.7"], 2, "must be below"), (["--scale", "0"], 2, "scale must be a number > 0"),
 ])  # fmt: skip
 def test_mistakes(run, capsys, options, code, message):
     got, printed = theory(run, capsys, *options)

@@ -13,7 +13,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from dipole.core.evaluation.arrays import diagnostic
+from dipole.core.evaluation.arrays import Array, as_classes, diagnostic
 from dipole.core.evaluation.theory import latent
 from dipole.core.evaluation.theory.latent import Latent, Loss, Negatives
 from dipole.core.utils.errors import OptionError
@@ -341,7 +341,7 @@ def lemma_5_1(points: Latent, gamma: float, epsilon: float = 0.1) -> float:
     source="Arora et al. 2019, Eqs. 4-6",
     cost="n^2 log n (hinge), n^2 times some hundred nodes (logistic)",
 )
-def unsupervised(features: Tensor, labels: Tensor, loss: Loss = "hinge", k: Negatives = 1) -> float:
+def unsupervised(features: Array, labels: Array, loss: Loss = "hinge", k: Negatives = 1) -> float:
     """The loss of a positive and k negatives drawn by class, with collisions, exactly.
 
     Args:
@@ -363,7 +363,7 @@ def unsupervised(features: Tensor, labels: Tensor, loss: Loss = "hinge", k: Nega
     source="Arora et al. 2019, Def. 2.1, 2.2",
     cost="n C",
 )
-def mean_classifier(features: Tensor, labels: Tensor, loss: Loss = "hinge", k: Negatives = 1) -> float:
+def mean_classifier(features: Array, labels: Array, loss: Loss = "hinge", k: Negatives = 1) -> float:
     """The loss of the classifier of class means on tasks of k + 1 classes, at most what the unsupervised loss allows.
 
     Args:
@@ -384,7 +384,7 @@ def mean_classifier(features: Tensor, labels: Tensor, loss: Loss = "hinge", k: N
     source="Arora et al. 2019, Sec. 4.2",
     cost="one singular value per class",
 )
-def intraclass_deviation(features: Tensor, labels: Tensor) -> float:
+def intraclass_deviation(features: Array, labels: Array) -> float:
     """How far classes are spread (`deviation`): what a negative of the positive's own class costs.
 
     Args:
@@ -402,7 +402,7 @@ def intraclass_deviation(features: Tensor, labels: Tensor) -> float:
     source="Arora et al. 2019, Sec. 4.1, 6.1",
     cost="none",
 )
-def class_collision(labels: Tensor, k: Negatives = 1) -> float:
+def class_collision(labels: Array, k: Negatives = 1) -> float:
     """Probability that one of k negatives is of the positive's class, or nan without labels.
 
     Args:
@@ -410,9 +410,11 @@ def class_collision(labels: Tensor, k: Negatives = 1) -> float:
         k: negatives, >= 1.
 
     Raises:
+        PairsError: labels are no integers.
         OptionError: `k` is out of its range.
     """
-    counts = labels[labels >= 0].unique(return_counts=True)[1].double()
+    found = as_classes("labels", labels, None)
+    counts = found[found >= 0].unique(return_counts=True)[1].double()
     if not len(counts):
         return math.nan
     return latent.some_collision(counts / counts.sum(), k)

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from dipole.core.evaluation.arrays import diagnostic
+from dipole.core.evaluation.arrays import Array, as_matrix, diagnostic
 
 
 @diagnostic(formula="var[ D/E(D) ], D(x, x_i) = ||Phi(x) - Phi(x_i)||^2 / H", source="CLLR Thm. 1")
-def relative_variance(features: Tensor) -> float:
+def relative_variance(features: Array) -> float:
     """Return the relative variance of squared distances, which goes to 0 as distances lose their contrast.
 
     Formula (CLLR Thm. 1): var[ D/E(D) ], D(x, x_i) = ||Phi(x) - Phi(x_i)||^2 / H, whose divisor H cancels.
@@ -23,7 +22,7 @@ def relative_variance(features: Tensor) -> float:
     Returns:
         The variance, or nan if all points coincide.
     """
-    squared = torch.pdist(features.double()).square()
+    squared = torch.pdist(as_matrix("features", features, rows=2).double()).square()
     mean = squared.mean()
     return float((squared / mean).var(unbiased=False))
 

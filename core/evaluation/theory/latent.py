@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from dipole.core.evaluation.arrays import finite_rows
+from dipole.core.evaluation.arrays import Array, as_classes, as_matrix, finite_rows
 from dipole.core.objectives.spec import Range
 from dipole.core.utils.errors import DataError, OptionError
 
@@ -50,17 +50,14 @@ class Latent:
     prior: Tensor  # (C,) rho, sums to 1
 
     @classmethod
-    def of(cls, features: Tensor, labels: Tensor, prior: str | Tensor = "measured") -> Latent:
+    def of(cls, features: Array, labels: Array, prior: str | Tensor = "measured") -> Latent:
         """Sort points (n, d) by class. A negative label (n,) means none, and the point is left out.
 
         prior: "measured" (the classes' shares of the points), "uniform", or (C,) weights > 0 by ascending label.
         """
-        if features.ndim != 2 or len(features) != len(labels):
-            raise DataError(
-                f"features must be (n, d) with a label each, got {tuple(features.shape)} and {len(labels)} labels."
-            )
-        known = labels.cpu() >= 0
-        x, y = features.detach()[known.to(features.device)].double().cpu(), labels.cpu()[known]
+        x = as_matrix("features", features, 1, DataError).cpu().double()
+        y = as_classes("labels", labels, len(x), DataError).cpu()
+        x, y = x[y >= 0], y[y >= 0]
         if not len(x):
             raise DataError("no point has a label (>= 0): the classes of these theorems are the labels.")
         check_scale(x)

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from dipole.core.evaluation.arrays import diagnostic
+from dipole.core.evaluation.arrays import Array, as_matrix, diagnostic
 from dipole.core.evaluation.histograms import pair_distances
 from dipole.core.evaluation.logistic import fit_softmax
 from dipole.core.objectives.regularizers.dp import polarization
@@ -26,13 +26,13 @@ def coverage(embeddings: Tensor, grid: int = 101) -> tuple[Tensor, Tensor]:
     source="LMCL Thm. 1",
     cost="one pass over the similarity matrix, and its entries sorted",
 )
-def distance_coverage(embeddings: Tensor) -> float:
+def distance_coverage(embeddings: Array) -> float:
     """The widest gap of the distances: the eps of the theorem that says distances fill [0, 1].
 
     Args:
         embeddings: (n >= 2, d).
     """
-    return float(coverage(embeddings)[1].max())
+    return float(coverage(as_matrix("embeddings", embeddings, rows=2))[1].max())
 
 
 def separation(embeddings: Tensor, labels: Tensor) -> tuple[float, float]:

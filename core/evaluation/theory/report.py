@@ -13,6 +13,7 @@ from pydantic_core import from_json, to_json
 from torch import Tensor
 
 from dipole.core.evaluation import diagnostics
+from dipole.core.evaluation.arrays import Array, as_classes, as_matrix
 from dipole.core.evaluation.theory import arora, cllr, lmcl
 from dipole.core.evaluation.theory.latent import Latent, check_scale, collision, some_collision
 from dipole.core.evaluation.theory.theorems import ARORA, LMCL, THEOREMS, Choices, RunFacts, Theorem
@@ -134,13 +135,13 @@ class Report:
 
 
 def measure(
-    features: Tensor,
-    labels: Tensor | None,
+    features: Array,
+    labels: Array | None,
     choices: Choices | None = None,
     *,
     facts: RunFacts | None = None,
     metrics: Sequence[Mapping[str, Any]] = (),
-    projected: Tensor | None = None,
+    projected: Array | None = None,
 ) -> Report:
     """Evaluate every theorem for which there are data.
 
@@ -156,18 +157,16 @@ def measure(
         All numbers, both sides of every inequality, and reasons for missing ones.
 
     Raises:
-        DataError: features that are not finite, too large, or fewer than two; labels of another number.
+        DataError: features that are not finite, too large, or fewer than two; labels of another number or no integers.
         OptionError: a slack `mu` that does not fit the margin.
     """
     choices, facts = choices or Choices(), facts or RunFacts()
-    features = features.detach().cpu().double()
-    if features.ndim != 2 or len(features) < 2:
-        raise DataError(f"the theorems need features (n >= 2, d), got {tuple(features.shape)}.")
+    features = as_matrix("features", features, 2, DataError).cpu().double()
     check_scale(features)
-    if labels is not None and labels.shape != (len(features),):
-        raise DataError(f"each of the {len(features)} points needs a label, got labels {tuple(labels.shape)}.")
-    if labels is not None and not bool((labels >= 0).any()):
-        labels = None
+    if labels is not None:
+        labels = as_classes("labels", labels, len(features), DataError).cpu()
+        if not bool((labels >= 0).any()):
+            labels = None
     report = Report(choices)
     chosen = choose(labels, len(features), choices)
     x, y = features[chosen], None
@@ -175,13 +174,13 @@ def measure(
     if labels is None:
         _miss(report, "needs labels: give some with --labels (blocks:N takes N rows in a row)")
     else:
-        y = labels.cpu()[chosen]
+        y = labels[chosen]
         report.classes = len(y.unique())
         report.chosen_from = (len(features), len(labels[labels >= 0].unique()))
         _arora(report, Latent.of(x, y, choices.prior))
     _lmcl(report, x, y, facts)
     if projected is not None:
-        x = projected.detach().cpu().double()[chosen]
+        x = as_matrix("projected", projected, 2, DataError).cpu().double()[chosen]
     _cllr(report, x, facts, metrics)
     return report
 
