@@ -1,10 +1,12 @@
 """Cut running text into paragraphs and sentences."""
 
 import re
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from io import StringIO
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, TextIO
 
 from dipole.core.utils.rows import Asker
@@ -17,14 +19,9 @@ LONGEST_PARAGRAPH = 100_000
 
 # A word, a full stop and another word. Punkt always ends a sentence here, unless the word is an abbreviation.
 PLAIN_END = re.compile(r"([A-Za-z]{2,})([.?!])\s+[\"'(]?[A-Za-z]")
-ABBREVIATIONS = (
-    "mr mrs ms dr prof rev hon st sr jr messrs mme mlle gen col maj capt lieut lt sgt cpl gov pres sen rep "
-    "vs etc e.g i.e cf al viz vol vols pp ed eds fig figs sec eq ch inc ltd co corp bros dept univ approx "
-    "jan feb mar apr jun jul aug sep sept oct nov dec mt ft a.m p.m b.c a.d u.s u.k u.n e.u ph.d m.d esq "
-    "bzw ca ggf usw vgl evtl inkl bspw sog str nr mio mrd sra srta dra sig dott ecc dhr mevr bijv enz "
-    "np tzn tzw itd itp hab nap\u0159 atd tzv esim "
-    "\u0443\u043b \u0441\u0442\u0440 \u0440\u0438\u0441 \u0442\u044b\u0441 \u043c\u043b\u043d"  # of Russian
-)
+_DATA = tomllib.loads(Path(__file__).with_name("splitting.toml").read_text(encoding="utf-8"))
+ABBREVIATIONS = " ".join(_DATA["abbreviations"].values())
+MARKS = "".join(_DATA["marks"])
 # An abbreviation with inner full stops (D.C., Ph.D., z.B.) does not end a sentence before a small letter, nor does a
 # German ordinal before its noun, one letter, "no" or "fig" before a number, or one letter of Arabic or Hebrew.
 DOTTED = re.compile(
@@ -33,21 +30,8 @@ DOTTED = re.compile(
     r"[\u05d0-\u05ea\u0621-\u064a]\.\s",
     re.IGNORECASE,
 )
-# An abbreviation that can end a sentence, and a word that begins one.
-FINAL = re.compile(
-    r"(?:U\.[SKN]|E\.U|Ph\.D|M\.D|[ap]\.m|B\.C|A\.D|etc|Inc|Ltd|Corp|Co|Bros|Esq|[JS]r)\.\s+[\"'(]?(?:The|An?|Its?|He|She|"
-    r"They|We|I|You|This|These|Those|That|There|In|On|At|But|And|So|If|When|His|Her|Their|My|Our|However)\b(?!\.)"
-)
-# Marks that end a sentence with or without a blank after them: Unicode's Sentence_Terminal and the Tibetan shad,
-# without . ? !, the commas of Burmese, Javanese and Balinese, and the marks of dead scripts.
-MARKS = (
-    "\u3002\uff01\uff1f\uff61\ufe12\ufe15\ufe16\ufe52\ufe56\ufe57\u203c\u203d\u2047-\u2049"  # Chinese, Japanese
-    "\u0964\u0965\u1c7e\u1c7f\ua8ce\ua8cf\uaaf0\uaaf1\uabeb"  # Hindi and its neighbours, Santali, Manipuri
-    "\u061d-\u061f\u06d4\u0700-\u0702\u07f9"  # Arabic, Urdu, Syriac, N'Ko
-    "\u0589\u1362\u1367\u1368\u17d4\u17d5\u104b\u0f0d-\u0f11"  # Armenian, Ethiopic, Khmer, Burmese, Tibetan
-    "\u1803\u1809\u166e\u1735\u1736\u1944\u1945\u1aa8-\u1aab\u1b4e\u1b4f\u1b5a\u1b5b\u1b5f\u1b7d-\u1b7f"
-    "\u1c3b\u1c3c\ua4ff\ua60e\ua60f\ua6f3\ua6f7\ua876\ua877\ua92f\ua9c9\uaa5d-\uaa5f"
-)
+_FINAL = "|".join(map(re.escape, _DATA["final"]["abbreviations"].split()))
+FINAL = re.compile(rf"(?:{_FINAL})\.\s+[\"'(]?(?:{'|'.join(_DATA['final']['words'].split())})\b(?!\.)")
 GREEK = "\u0370-\u03ff\u1f00-\u1fff"
 _CLOSING = "\"')\\]}\u2019\u201d\u00bb\u203a\u300d\u300f\u3011\u300b\u3009\u3015\u3017\uff09\uff3d\uff5d\uff63"
 _INDIC = "\u0900-\u0dff"
