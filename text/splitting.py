@@ -20,7 +20,7 @@ LONGEST_PARAGRAPH = 100_000
 # A word, a full stop and another word. Punkt always ends a sentence here, unless the word is an abbreviation.
 PLAIN_END = re.compile(r"([A-Za-z]{2,})([.?!])\s+[\"'(]?[A-Za-z]")
 _DATA = tomllib.loads(Path(__file__).with_name("splitting.toml").read_text(encoding="utf-8"))
-ABBREVIATIONS = " ".join(_DATA["abbreviations"].values())
+ABBREVIATIONS = set(" ".join(_DATA["abbreviations"].values()).split())
 MARKS = "".join(_DATA["marks"])
 # An abbreviation with inner full stops (D.C., Ph.D., z.B.) does not end a sentence before a small letter, nor does a
 # German ordinal before its noun, one letter, "no" or "fig" before a number, or one letter of Arabic or Hebrew.
@@ -83,7 +83,7 @@ def punkt(with_finals: bool = False) -> Any:
     """Return NLTK's tokenizer. An abbreviation before a word of `FINAL` ends a sentence `with_finals`."""
     module = READER.package("nltk.tokenize.punkt")
     parameters = module.PunktParameters()
-    parameters.abbrev_types = set(ABBREVIATIONS.split())
+    parameters.abbrev_types = ABBREVIATIONS
 
     class Punkt(module.PunktSentenceTokenizer):  # type: ignore[name-defined]
         """NLTK's tokenizer with a shortcut for plain sentence ends, which halves its time."""

@@ -51,19 +51,15 @@ def test_text_is_split_into_sentences_and_topics():
 
 
 def test_sentences_equal_punkt():
-    from nltk.tokenize import punkt as nltk
+    from nltk.tokenize.punkt import PunktSentenceTokenizer
 
-    parameters = nltk.PunktParameters()
-    parameters.abbrev_types = set(splitting.ABBREVIATIONS.split())
-    punkt = nltk.PunktSentenceTokenizer(parameters)
+    punkt = PunktSentenceTokenizer(splitting.punkt()._params)
     parts = ["Mr", "word", "It", "U.S", "e.g", "Yes", "end", "3", "x-Dr", "it's", "\u00e9t\u00e9", "At"]
     parts += [*"...!?", " ", " "]
     parts += [". ", "! ", "? ", ".. ", "... ", '"', "'", "(", ")", "\u201d", " -- ", ",", ";", ": ", ". . . ", "[1"]
     rng = random.Random(0)
-    for _ in range(1000):
-        text = " ".join("".join(rng.choices(parts, k=rng.randint(1, 25))).split())
-        if splitting.FINAL.search(text):
-            continue
+    texts = (" ".join("".join(rng.choices(parts, k=rng.randint(1, 25))).split()) for _ in range(1000))
+    for text in (text for text in texts if not splitting.FINAL.search(text)):
         ends = [0]
         for start, end in punkt.span_tokenize(text):  # without its ends behind a number, before marks, and in words
             is_inside = text[start - 1] != " " and text[start] not in "[("
@@ -284,8 +280,7 @@ def test_sentences(script):  # the last two in Chinese end in ASCII marks
     (" ", ["He left.[12]", "Then she came.[3][a]", "It is so (see Fig. 4.)", "[1] is it.", "No.*", "I am.[12]"]),
     (" ", ["**Note!**", "It *is.*", "*Why?* he said.", '"Go!"', '"No."', '"Is it?"', "iPhones are.", "- so"]),
     (" ", ["डॉ. शर्मा आए।", "रु. 500 दिए।", "د. أحمد هنا.", "א. ב. יהושע כתב.", "1. Das ist ca. 3 km bzw. mehr."]),
-    (" ", ["The Jeopardy! host won.", "Wham! were good.", "The Ph.D. Students met.", "The U.S. Army left the U.S."]),
-    (" ", ["He left the U.S.", "She left at 5 p.m.", "The Apple Inc. Board met.", "Mr. So met Dr. He.", "oh!", "no."]),
+    (" ", ["The Jeopardy! host met.", "The Ph.D. Students left the U.S.", "So did Mr. So, 5 p.m.", "He met Dr. He."]),
     (" ", ["Yahoo! Inc. did.", "The U.N. Council met.", "In the E.U.", "It is.", "Am 3. 5. 2020.", "I am 3.", "5 go."]),
     (" ", ["“네.” 라고 말했다.", '"정말?" 하고 물었다.', '"네."', "하고 싶은 말이 있다."]),
     ("", ["彼は「はい。」と言った。", "我去U.S.A.了。", "真的吗?!", "你好！😀", "好。", "¿Qué?", "¡No!"]),
