@@ -16,6 +16,7 @@ READER = Asker("text", "text.split", "text.encoding")
 # Longer paragraphs are cut at a blank first, or at a sentence mark. No sentence is that long, but a file without line
 # breaks can be.
 LONGEST_PARAGRAPH = 100_000
+TAIL = 100  # characters of a part that say whether its sentence goes on
 
 # A word, a full stop and another word. Punkt always ends a sentence here, unless the word is an abbreviation.
 PLAIN_END = re.compile(r"([A-Za-z]{2,})([.?!])\s+[\"'(]?[A-Za-z]")
@@ -115,7 +116,7 @@ def split_sentences(text: str) -> list[str]:
             found: list[str] = []
             for part in _parts(" ".join(item.split())):
                 for each in _cut(_NO_END.sub(lambda blank: blank[0].replace(" ", "\ue000"), part)):
-                    if found and _goes_on(found[-1], each):
+                    if found and _goes_on(found[-1][-TAIL:], each):
                         found[-1] += f" {each}"
                     else:
                         found.append(each)
