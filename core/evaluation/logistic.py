@@ -25,7 +25,7 @@ STEPS = 400  # iterations for one value of C in float32, and again in float64
 REFRESH = (0, 4, 10)  # iterations at which the Hessian's diagonal is computed, and every tenth one after them
 STALLED = 60  # iterations without progress after which float32 gives up
 ROTATED_BELOW = 3000  # features above which eigenvectors cost more than the iterations that they save
-IN_CACHE, ON_DEVICE = 2**18, 2**25  # logits that a processor and a device work on at a time
+IN_CACHE, ON_DEVICE = 2**20, 2**25  # features and logits that a processor and a device work on at a time
 LEAD_FROM = 4  # problems from which on the problem of their mean subset is solved first, as a start for the others
 LARGEST = 1e9  # larger features leave no digits in float32 products
 SMALLEST_SPREAD = 0.1  # smallest root mean square of the decision values that a relative tolerance refers to
@@ -59,7 +59,7 @@ def fit_softmax(
         raise OptionError(
             f"l2 of the convex probe must be above 0 (separable points have no optimum without), got {l2}"
         )
-    solver = _Solver(x.detach().double(), y, classes, tolerance=1e-5, relative=False, history=20)
+    solver = _Solver(x.detach().double(), y, classes, tolerance=1e-5, relative=False, learned=n, history=20)
     subset = torch.ones(1, n, dtype=torch.float64, device=x.device)
     with torch.no_grad():
         weights, converged = solver.minimise(subset, 1 / (l2 * n), solver.zeros(1), steps)
@@ -103,7 +103,9 @@ def solve_subsets(
     if x.dtype not in (torch.float32, torch.float64):
         x = x.double()
     y = torch.as_tensor(np.asarray(labels, dtype=np.int64)).to(device)
-    solver = _Solver(x.to(device), y, max(2, int(y.max()) + 1), tolerance, relative=True, dtype=torch.float32)
+    learned = int(masks.any(0).nonzero().max()) + 1
+    masks = masks[:, :learned]
+    solver = _Solver(x.to(device), y, max(2, int(y.max()) + 1), tolerance, True, learned, dtype=torch.float32)
     out = np.empty((len(grid), *subsets.shape), dtype=np.uint16)
     converged = np.empty((len(grid), subsets.shape[1]), dtype=bool)
     solved: list[tuple[float, Tensor]] = []  # log C and weights of the last two values
@@ -131,10 +133,11 @@ def _start(solver: _Solver, masks: Tensor, c: float, solved: list[tuple[float, T
 
 
 class _Solver:
-    """Minimise P problems over the same N rows of D features (rotated, with a column of ones), with K logits.
+    """Minimise P problems over the first N rows of D features (rotated, with a column of ones), with K logits.
 
-    Two classes need one column of logits if `relative`, and two otherwise. `tolerance` is the root mean square error of
-    the decision values, or its share of their size if `relative`. L-BFGS remembers `history` pairs.
+    Rows after them are only predicted. Two classes need one column of logits if `relative`, and two otherwise.
+    `tolerance` is the root mean square error of the decision values, or its share of their size if `relative`. L-BFGS
+    remembers `history` pairs.
     """
 
     def __init__(
@@ -144,20 +147,21 @@ class _Solver:
         classes: int,
         tolerance: float,
         relative: bool,
+        learned: int,
         history: int = 10,
         dtype: torch.dtype = torch.float64,
     ) -> None:
         # The intercept is free, so centring changes no prediction. It removes the largest eigenvalue of X^T X.
         self.mean = x.mean(0).double()
         centred = (x - self.mean.to(x.dtype)).to(dtype)
-        self.basis = _eigenvectors(centred)  # (d, D - 1)
+        self.basis = _eigenvectors(centred[:learned])  # (d, D - 1)
         if self.basis is not None:
             centred = centred @ self.basis
         self.x = torch.cat([centred, centred.new_ones(len(x), 1)], 1)
         self.y = y.to(x.device)
         self.ridge = self.x.new_ones(self.x.shape[1])
         self.ridge[-1] = 0
-        self.tolerance, self.relative, self.history = tolerance, relative, history
+        self.learned, self.tolerance, self.relative, self.history = learned, tolerance, relative, history
         self.columns = 1 if classes == 2 and relative else classes
 
     def zeros(self, problems: int) -> Tensor:
@@ -235,7 +239,7 @@ class _Solver:
         """Return the gradient (K, P, D) and the mean square of the decision values (P,)."""
         total = torch.zeros_like(weights)
         flat, spread = total.view(-1, total.shape[-1]), total.new_zeros(total.shape[1])
-        for rows, decision in self._decisions(weights):
+        for rows, decision in self._decisions(weights, self.learned):
             spread += torch.linalg.vecdot(decision, decision).sum(0)
             residual, y = _probabilities(decision), self.y[rows]
             if self.columns == 1:
@@ -245,12 +249,12 @@ class _Solver:
             residual *= masks[:, rows]
             flat.addmm_(residual.view(len(flat), -1), self.x[rows])
         total.mul_(c).add_(self.ridge * weights)
-        return total, spread / (len(self.x) * self.columns)
+        return total, spread / (self.learned * self.columns)
 
     def _inverse_diagonal(self, weights: Tensor, masks: Tensor, c: float) -> Tensor:
         """Return 1 / diagonal of the Hessian (K, 1, D) at the mean weights. It differs little between problems."""
         diagonal = self.x.new_zeros(self.columns, self.x.shape[1])
-        for rows, decision in self._decisions(weights.mean(1, keepdim=True)):
+        for rows, decision in self._decisions(weights.mean(1, keepdim=True), self.learned):
             p = _probabilities(decision)[:, 0]
             diagonal += (p * (1 - p)) @ self.x[rows].square()
         # The softmax Hessian of equal probabilities has 1 / K on all directions but (1, ..., 1), and p (1 - p) on its
@@ -259,18 +263,18 @@ class _Solver:
             diagonal *= self.columns / (self.columns - 1)
         return (1 / (c * float(masks.mean()) * diagonal + self.ridge + 1e-6))[:, None]
 
-    def _decisions(self, weights: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Yield decision values (K, P, n) of pieces of the rows."""
+    def _decisions(self, weights: Tensor, count: int) -> Iterator[tuple[slice, Tensor]]:
+        """Yield decision values (K, P, n) of pieces of the first rows."""
         classes, problems, width = weights.shape
         flat = weights.reshape(-1, width)
-        for rows in row_pieces(len(self.x), len(flat), self.x.device):
+        for rows in row_pieces(count, len(flat) + width, self.x.device):
             yield rows, (flat @ self.x[rows].T).view(classes, problems, -1)
 
     def predicted(self, weights: Tensor) -> Tensor:
         """Return the labels (P, N) that every problem predicts."""
         if self.columns == 1:
-            return torch.cat([(decision[0] > 0).long() for _, decision in self._decisions(weights)], 1)
-        return torch.cat([decision.argmax(0) for _, decision in self._decisions(weights)], 1)
+            return torch.cat([(decision[0] > 0).long() for _, decision in self._decisions(weights, len(self.x))], 1)
+        return torch.cat([decision.argmax(0) for _, decision in self._decisions(weights, len(self.x))], 1)
 
     def coefficients(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Return weight (K, P, d) and bias (K, P) for features as they were given, in float64."""
@@ -281,10 +285,10 @@ class _Solver:
 
 
 def row_pieces(rows: int, columns: int, device: torch.device) -> Iterator[slice]:
-    """Yield slices of the rows whose logits are worked on at a time."""
+    """Yield slices of the rows whose features and logits are worked on at a time."""
     at_once = IN_CACHE if device.type == "cpu" else ON_DEVICE
     step = max(64, at_once // columns)
-    return (slice(start, start + step) for start in range(0, rows, step))
+    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
 def _eigenvectors(x: Tensor) -> Tensor | None:
