@@ -20,7 +20,7 @@ from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.text import counted, warn
 from dipole.vision.data import Parts, check_same_shape, load
 from dipole.vision.decoding import attempt, decode, describe
-from dipole.vision.image_set import Images, ImageSet, Order, Shuffled, taken
+from dipole.vision.image_set import Images, ImageSet, Order, image_order, taken
 from dipole.vision.settings import VisionSettings
 from dipole.vision.sources import missing
 from dipole.vision.sources.base import Decoding
@@ -42,6 +42,10 @@ class PairKind:
     def load(self, config: VisionSettings, seed: Seeds, validation: float = 0.0) -> Parts:
         """Read the images of a [vision] table. validation: share of those for training to test on instead."""
         return load(config.data, seed, validation)
+
+    def order(self, config: VisionSettings, images: ImageSet, batch_size: int, world_size: int, seed: Seeds) -> Order:
+        """Return the order of an epoch. batch_size: of all ranks."""
+        return image_order(images, seed)
 
     def missing(self, config: VisionSettings) -> list[str]:
         """Describe the sources of a [vision] table that are not there."""
@@ -66,28 +70,37 @@ class LabelPairs(PairKind):
     def labels(self, images: ImageSet) -> Tensor | None:
         return images.labels
 
+    def order(self, config: VisionSettings, images: ImageSet, batch_size: int, world_size: int, seed: Seeds) -> Order:
+        """Return a random order, or groups of `images_per_class` images of a class."""
+        labels, per_class = images.labels, config.images_per_class
+        if labels is None or bool((labels < 0).all()):
+            raise ConfigError(
+                f"vision.pairs: 'labels' makes all of a class positives, and {images.name} has no labels. Take a "
+                "labelled split, or pairs = 'augmented'."
+            )
+        if per_class is None:
+            return super().order(config, images, batch_size, world_size, seed)
+        check_any_order(images, "vision.images_per_class: groups", "leave it out")
+        if not images.all_labelled:
+            raise ConfigError(
+                f"vision.images_per_class: {images.name} has images without a label. Take a labelled split, or leave "
+                "it out."
+            )
+        if batch_size // world_size % per_class:
+            raise ConfigError(
+                f"train.batch_size: {batch_size} is no whole number of vision.images_per_class = {per_class} for each "
+                f"of {world_size} processes. Give a multiple of {per_class * world_size}."
+            )
+        return ClassBlocks(labels.numpy(), per_class, None, seed)
 
-def class_order(per_class: int | None, images: ImageSet, batch_size: int, world_size: int, seed: Seeds) -> Order:
-    """Return the order of an epoch: random, or groups of `per_class` images of a class."""
-    labels = images.labels
-    if labels is None or bool((labels < 0).all()):
+
+def check_any_order(images: ImageSet, what: str, fix: str) -> None:
+    """Raise ConfigError if images can only be read one after another."""
+    if images.stream is not None and images.stream.forward:
         raise ConfigError(
-            f"vision.pairs: 'labels' makes all of a class positives, and {images.name} has no labels. Take a labelled "
-            "split, or pairs = 'augmented'."
+            f"{what} are drawn by class from all of {images.name}, which is read one image after another. Remove "
+            f"vision.data.streaming, or {fix}."
         )
-    if per_class is None:
-        return Shuffled(len(images), seed)
-    if not images.all_labelled:
-        raise ConfigError(
-            f"vision.images_per_class: {images.name} has images without a label. Take a labelled split, or "
-            "leave it out."
-        )
-    if batch_size // world_size % per_class:
-        raise ConfigError(
-            f"train.batch_size: {batch_size} is no whole number of vision.images_per_class = {per_class} for each of "
-            f"{world_size} processes. Give a multiple of {per_class * world_size}."
-        )
-    return ClassBlocks(labels.numpy(), per_class, None, seed)
 
 
 @dataclass(frozen=True, eq=False)

@@ -247,8 +247,10 @@ def test_settings_without_a_stream_and_blocks_of_one_are_refused(shards, parquet
         refused(ValueError, "no effect without a stream", DataConfig, **data)
     for source, message in ((pattern(shards), r"Leave vision\.data\.streaming out"), ("digits", "cannot be streamed")):
         refused(DataError, message, load, DataConfig(source=source, streaming=True), Seeds(0))
-    table = {"method": "blocks", "data": {"source": f"hub:{parquet}", "streaming": True, "size": 8}}
-    refused(ConfigError, "one image after another", make_adapter, table, 6)
+    table = {"data": {"source": f"hub:{parquet}", "streaming": True, "size": 8}}
+    for given in ({"method": "blocks"}, {"pairs": "labels", "images_per_class": 2}):
+        refused(ConfigError, "drawn by class .* one image after another", make_adapter, table | given, 6)
+    assert isinstance(make_adapter(table | {"pairs": "labels"}, 6)._order, ShardByShard)
 
 
 def test_a_run_on_shards(shards, tmp_path):

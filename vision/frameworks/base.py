@@ -28,7 +28,8 @@ from dipole.vision.encoders.base import Norm
 from dipole.vision.frameworks.branch import Branch, PassedFeatures, Setup, make_branch, shown
 from dipole.vision.frameworks.queue import Fresh
 from dipole.vision.heads import Projection
-from dipole.vision.image_set import ImageSet, Order, image_order
+from dipole.vision.image_set import ImageSet, Order
+from dipole.vision.pairs import kind_of
 from dipole.vision.settings import PairKind, VisionSettings
 
 __all__ = ["Batch", "Branch", "Framework", "Setup", "register_framework"]
@@ -194,7 +195,7 @@ class Framework(nn.Module):
             world_size: ranks.
             seed: of the run.
         """
-        return image_order(images, seed)
+        return kind_of(config).order(config, images, batch_size, world_size, seed)
 
     @classmethod
     def sample(cls, views: int, rows: Draw, labels: Tensor | None) -> AnyPairs:

@@ -13,6 +13,7 @@ from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.seeding import Seeds
 from dipole.vision.frameworks.base import AnyObjective, Batch, Draw, OneBranch, Setup, embedded, register_framework
 from dipole.vision.image_set import ImageSet, Order
+from dipole.vision.pairs import check_any_order
 from dipole.vision.settings import VisionSettings
 
 
@@ -62,11 +63,7 @@ class Blocks(OneBranch):
                 f"vision.method: blocks are images of one class, and {images.name} has images without a label. Take a "
                 "labelled split, or method = 'simclr'."
             )
-        if images.stream is not None and images.stream.forward:
-            raise ConfigError(
-                f"vision.method: blocks are drawn by class from all of {images.name}, which is read one image after "
-                "another. Remove vision.data.streaming, or take method = 'simclr'."
-            )
+        check_any_order(images, "vision.method: blocks", "take method = 'simclr'")
 
     @classmethod
     def order(cls, config: VisionSettings, images: ImageSet, batch_size: int, world_size: int, seed: Seeds) -> Order:

@@ -13,13 +13,10 @@ from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.spec import check_whole
 from dipole.core.train.config import Settings
 from dipole.core.utils.errors import ConfigError, PairsError
-from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.text import counted
 from dipole.core.utils.transfer import generator
 from dipole.vision.frameworks.base import AnyObjective, AnyPairs, Batch, Draw, OneBranch, embedded, register_framework
 from dipole.vision.frameworks.branch import Setup, in_passes
-from dipole.vision.image_set import ImageSet, Order
-from dipole.vision.pairs import class_order
 from dipole.vision.settings import VisionSettings
 
 Repel = Literal["all", "view_pairs", "queries", "in-turn"]
@@ -96,12 +93,6 @@ class SimCLR(OneBranch):
                 "classes repel. Remove it."
             )
         return SupCon(setup.branch(), None, negatives=config.negatives)
-
-    @classmethod
-    def order(cls, config: VisionSettings, images: ImageSet, batch_size: int, world_size: int, seed: Seeds) -> Order:
-        if config.pairs == "labels":
-            return class_order(config.images_per_class, images, batch_size, world_size, seed)
-        return super().order(config, images, batch_size, world_size, seed)
 
     @classmethod
     def sample(cls, views: int, rows: Draw, labels: Tensor | None) -> AnyPairs:
