@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dipole.core.utils.errors import DataError
+from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.text import counted
 from dipole.vision.decoding import Encoded, Stream
@@ -139,6 +139,12 @@ class ImageSet:
         if self.labels is not None:
             digest.update(self.labels.contiguous().numpy().data)
         return digest.hexdigest()
+
+
+def check_labelled(images: ImageSet, begin: str, otherwise: str) -> None:
+    """Raise ConfigError if an image has no label. begin: of the message. otherwise: than to take a labelled split."""
+    if not images.all_labelled:
+        raise ConfigError(f"{begin} {images.name} has images without a label. Take a labelled split, or {otherwise}.")
 
 
 def renumbered(images: ImageSet, names: tuple[str, ...]) -> ImageSet:

@@ -20,7 +20,7 @@ from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.uncompiled import uncompiled
 from dipole.vision.augment import MOST_VIEWS, AugmentConfig, Probability, Range
 from dipole.vision.encoders.base import Encoder
-from dipole.vision.image_set import ImageSet
+from dipole.vision.image_set import ImageSet, check_labelled
 from dipole.vision.pictures import Projection
 
 LABELS_HELP = (
@@ -231,11 +231,7 @@ class OnlineProbe:
 def count_classes(images: ImageSet, test: ImageSet, shares_classes: bool) -> int:
     """Return the number of classes for an online probe. Every image for training and testing needs a label."""
     for part in (images, test):
-        if not part.all_labelled:
-            raise ConfigError(
-                f"vision.probe.online: {part.name} has images without a label. Take a labelled split, or leave "
-                "the online probe out (--set vision.probe.online=)."
-            )
+        check_labelled(part, "vision.probe.online:", "leave the online probe out (--set vision.probe.online=)")
     if not shares_classes:
         raise ConfigError(
             "vision.probe.online: pretraining is on another source than the test part, and the probe would learn "
