@@ -199,8 +199,7 @@ def test_multi_crop_predicts_the_large_crops():
     batch = next(iter(a.batches(0)))
     assert [view.shape[-1] for view in batch.views] == [8, 8, 6, 6]
     pairs = related(a, batch)
-    assert len(pairs.anchors) == 64
-    assert len(pairs.candidates) == 32  # the queue is still empty
+    assert (len(pairs.anchors), len(pairs.candidates)) == (64, 32)  # the queue is still empty
     large, small = pairs.positives[3], pairs.positives[40]
     assert [i for i in large.tolist() if i >= 0] == [19]
     assert sorted(small.tolist()) == [8, 24]

@@ -34,8 +34,7 @@ IMAGE = datasets.Image()
 @pytest.fixture(autouse=True)
 def no_warnings(tmp_path, monkeypatch):
     monkeypatch.setenv("DIPOLE_CACHE", str(tmp_path / "cache"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+    with warnings.catch_warnings(action="error", category=UserWarning):
         yield
 
 
@@ -307,8 +306,7 @@ def test_splits_are_splits(tmp_path, places, splits, stream):
 
 def test_a_class_without_test_images(tmp_path):
     images(tmp_path, "train/a", "train/b", "train/c", "test/a", "test/c")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         parts = load(DataConfig(source=str(tmp_path)), Seeds(0))
     assert (parts.test.class_names, parts.test.counts()) == (("a", "b", "c"), {"a": 3, "c": 3})
     (tmp_path / "test" / "b").mkdir()

@@ -191,16 +191,14 @@ def test_images_that_are_left_out_are_named_once(tmp_path):
     with pytest.warns(UserWarning, match=r"3 images .* left out: .*stray\.png .*bird\.lnk .*photo\.heic"):
         images = opened(tmp_path)
     assert (len(images), len(images.broken())) == (8, 3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         opened(image_folder(tmp_path / "clean", "cat", "dog"))
     other = image_folder(tmp_path / "other", "cat", "dog", count=8)
     for i in (1, 4):
         for name in ("cat", "dog"):
             (other / name / f"{i}.png").write_bytes(b"no image")
     images = opened(other, size=8, memory=1, on_corrupt="skip")
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as said:
         for _ in range(5):
             list(images.images.split(5))
             list(images.take(torch.arange(0, 16, 2)).images.split(3))

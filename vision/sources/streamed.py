@@ -117,10 +117,10 @@ class Numbered(Sequence[str]):
     """Names of a stream's images: the stream's name and a number."""
 
     name: str
-    count: int
+    total: int
 
     def __len__(self) -> int:
-        return self.count
+        return self.total
 
     def __getitem__(self, place: Any) -> Any:
         return f"{self.name}[{place}]"
