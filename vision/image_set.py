@@ -141,10 +141,11 @@ class ImageSet:
         return digest.hexdigest()
 
 
-def check_labelled(images: ImageSet, begin: str, otherwise: str) -> None:
-    """Raise ConfigError if an image has no label. begin: of the message. otherwise: than to take a labelled split."""
-    if not images.all_labelled:
+def complete_labels(images: ImageSet, begin: str, otherwise: str) -> Tensor:
+    """Return the labels (n,). Raise ConfigError if an image has none, with the begin and another fix of the message."""
+    if images.labels is None or not images.all_labelled:
         raise ConfigError(f"{begin} {images.name} has images without a label. Take a labelled split, or {otherwise}.")
+    return images.labels
 
 
 def renumbered(images: ImageSet, names: tuple[str, ...]) -> ImageSet:

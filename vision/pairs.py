@@ -20,7 +20,7 @@ from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.text import counted, warn
 from dipole.vision.data import Parts, check_same_shape, load
 from dipole.vision.decoding import attempt, decode, describe
-from dipole.vision.image_set import Images, ImageSet, Order, check_labelled, image_order, taken
+from dipole.vision.image_set import Images, ImageSet, Order, complete_labels, image_order, taken
 from dipole.vision.settings import VisionSettings
 from dipole.vision.sources import missing
 from dipole.vision.sources.base import Decoding
@@ -81,7 +81,7 @@ class LabelPairs(PairKind):
         if per_class is None:
             return super().order(config, images, batch_size, world_size, seed)
         check_any_order(images, "vision.images_per_class: groups", "leave it out")
-        check_labelled(images, "vision.images_per_class:", "leave it out")
+        complete_labels(images, "vision.images_per_class:", "leave it out")
         if batch_size // world_size % per_class:
             raise ConfigError(
                 f"train.batch_size: {batch_size} is no whole number of vision.images_per_class = {per_class} for each "

@@ -20,7 +20,7 @@ from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.uncompiled import uncompiled
 from dipole.vision.augment import MOST_VIEWS, AugmentConfig, Probability, Range
 from dipole.vision.encoders.base import Encoder
-from dipole.vision.image_set import ImageSet, check_labelled
+from dipole.vision.image_set import ImageSet, complete_labels
 from dipole.vision.pictures import Projection
 
 LABELS_HELP = (
@@ -230,13 +230,11 @@ class OnlineProbe:
 
 def count_classes(images: ImageSet, test: ImageSet, shares_classes: bool) -> int:
     """Return the number of classes for an online probe. Every image for training and testing needs a label."""
-    for part in (images, test):
-        check_labelled(part, "vision.probe.online:", "leave the online probe out (--set vision.probe.online=)")
+    fix = "leave the online probe out (--set vision.probe.online=)"
+    labels = [complete_labels(part, "vision.probe.online:", fix) for part in (images, test)]
     if not shares_classes:
         raise ConfigError(
             "vision.probe.online: pretraining is on another source than the test part, and the probe would learn "
             "its classes. Remove it (--set vision.probe.online=)."
         )
-    assert images.labels is not None
-    assert test.labels is not None
-    return int(max(images.labels.max(), test.labels.max())) + 1
+    return int(max(each.max() for each in labels)) + 1

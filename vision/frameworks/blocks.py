@@ -12,7 +12,7 @@ from dipole.core.train.config import Settings
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.seeding import Seeds
 from dipole.vision.frameworks.base import AnyObjective, Batch, Draw, OneBranch, Setup, embedded, register_framework
-from dipole.vision.image_set import ImageSet, Order, check_labelled
+from dipole.vision.image_set import ImageSet, Order, complete_labels
 from dipole.vision.pairs import check_any_order
 from dipole.vision.settings import VisionSettings
 
@@ -58,7 +58,7 @@ class Blocks(OneBranch):
 
     @classmethod
     def check_images(cls, images: ImageSet) -> None:
-        check_labelled(images, "vision.method: blocks are images of one class, and", "method = 'simclr'")
+        complete_labels(images, "vision.method: blocks are images of one class, and", "method = 'simclr'")
         check_any_order(images, "vision.method: blocks", "take method = 'simclr'")
 
     @classmethod
