@@ -298,7 +298,7 @@ def _temperatures(target: Any, name: str, named: Sequence[str]) -> tuple[str, ..
         if each not in parameters:
             raise SpecError(f"{name} has no argument {each!r} for a temperature.{nearest(each, parameters)}")
     try:
-        options = options_of(target.__init__ if inspect.isclass(target) else target)
+        options = options_of(target)
     except (NameError, TypeError):  # annotations that cannot be read
         options = ()
     marked = {option.name for option in options if option.temperature} | {"temperature", *named}
@@ -321,7 +321,7 @@ def unregistered(
     def build(**overrides: Any) -> Composite:
         return Composite([target(**(options or {}) | overrides)], [1.0])
 
-    temperatures = tuple(option.name for option in options_of(target.__init__) if option.temperature)
+    temperatures = tuple(option.name for option in options_of(target) if option.temperature)
     return _of_pairs(name, build, hasattr(target, "reference"), temperatures, needs, [target])
 
 
@@ -361,7 +361,7 @@ def by_loops(instance: Composite, layout: Layout, leaves: Leaves, **overrides: A
     for _, weight, term in instance:
         loops = _reference(term)
         assert loops is not None
-        options = {option.name: option.default for option in options_of(type(term).__init__)} | term.given
+        options = {option.name: option.default for option in options_of(type(term))} | term.given
         case = Case.of(pairs, parameters_of(term))
         still = term.detached if isinstance(term.detached, tuple) else ()
         for name in still:

@@ -12,7 +12,7 @@ from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
 from dipole.core.utils.errors import PairsError, nearest
-from dipole.core.utils.text import counted, shortened
+from dipole.core.utils.text import counted, shown
 
 
 def check_tensor(name: str, x: Any, shape: str) -> Tensor:
@@ -136,7 +136,7 @@ def check_flag(name: str, value: Any) -> None:
 
 def _shown(value: Any) -> str:
     if isinstance(value, (str, bool, int, float, type(None))):
-        return shortened(repr(value))
+        return shown(value)
     if isinstance(value, Tensor):
         return f"a tensor of {_dtype_and_shape(value)}"
     return f"a value of type {type(value).__name__}"

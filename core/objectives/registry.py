@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar, get_args
 from dipole.core.objectives.spec import Option, options_of
 from dipole.core.utils import plugins
 from dipole.core.utils.errors import RegistryError, SpecError, nearest
-from dipole.core.utils.text import shortened
+from dipole.core.utils.text import shown
 
 Kind = Literal["objective", "regularizer", "diagnostic"]
 Target = TypeVar("Target", bound=Callable[..., Any])
@@ -61,7 +61,7 @@ class Entry:
     @property
     def options(self) -> tuple[Option, ...]:
         """Keywords that a text may give, read from the signature."""
-        return options_of(self.target.__init__ if inspect.isclass(self.target) else self.target)
+        return options_of(self.target)
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -78,9 +78,8 @@ class Registry:
     """A table from names to entries. Each name can be registered once."""
 
     def __init__(self) -> None:
-        # Undo the entries of a plug-in whose import fails.
+        # By each name and alias. Undo the entries of a plug-in whose import fails.
         self._entries: dict[str, Entry] = plugins.undoable(lambda entry: str(entry.target.__module__))
-        self._names: dict[str, str] = plugins.undoable()
         self._broken: dict[str, plugins.PluginError] = {}
         self._state: Literal["empty", "loading", "loaded"] = "empty"
         self._lock = RLock()  # another thread waits until everything is there
@@ -160,7 +159,7 @@ class Registry:
         for name in (entry.name, *entry.aliases):
             if not name.isidentifier():
                 raise RegistryError(f"cannot register {name!r} ({place}): a name is letters, digits and underscores.")
-            taken = self._entries.get(self._names.get(name, ""))
+            taken = self._entries.get(name)
             if taken and (owner := f"{taken.target.__module__}.{taken.target.__qualname__}") != place:
                 # A name of dipole's own stays, whichever of the two was imported first.
                 first, other = sorted((owner, place), key=lambda each: not each.startswith("dipole."))
@@ -168,8 +167,9 @@ class Registry:
                     f"{name!r} is already registered by {first}; {other} needs another name (or drop one of the two "
                     "packages)."
                 )
-        self._entries[entry.name] = entry
-        self._names.update(dict.fromkeys((entry.name, *entry.aliases), entry.name))
+        for name in [name for name, former in self._entries.items() if former.name == entry.name]:
+            del self._entries[name]
+        self._entries.update(dict.fromkeys((entry.name, *entry.aliases), entry))
 
     def _load(self) -> None:
         """Import all entries once. A failure in one of dipole's own modules is raised again at each call."""
@@ -205,8 +205,8 @@ class Registry:
         """
         self._load()
         key = canonical_name(name)
-        if key in self._names:
-            return self._entries[self._names[key]]
+        if key in self._entries:
+            return self._entries[key]
         if key in self._broken:
             raise SpecError(f"the plug-in {self._broken[key]}")
         # Report broken plug-ins first: one of them may define this name.
@@ -214,17 +214,17 @@ class Registry:
         if plugins.switched_off():
             absent.append(f" Plug-ins are switched off ({plugins.SWITCH}=none).")
         # Diagnostics are no terms of an objective.
-        terms = {each.name for each in self._entries.values() if each.kind != "diagnostic"}
-        near = nearest(key, (alias for alias, target in self._names.items() if target in terms))
+        terms = {alias: entry.name for alias, entry in self._entries.items() if entry.kind != "diagnostic"}
+        near = nearest(key, terms)
         if key.startswith(_METHODS):
             near = " It is a method: its loss is 'infonce', and `dipole list recipes` has its recipes."
-        known = ", ".join(sorted(terms))
-        raise SpecError(f"unknown name {shortened(repr(name))}.{''.join(absent)}{near} Known: {known}.")
+        known = ", ".join(sorted(set(terms.values())))
+        raise SpecError(f"unknown name {shown(name)}.{''.join(absent)}{near} Known: {known}.")
 
     def names(self) -> dict[str, Kind]:
         """Return every name and alias with the kind of its entry."""
         self._load()
-        return {alias: self._entries[name].kind for alias, name in self._names.items()}
+        return {alias: entry.kind for alias, entry in self._entries.items()}
 
     def name_of(self, target: Callable[..., Any]) -> str | None:
         """Return the registered name of a class or function, or None.
@@ -241,7 +241,7 @@ class Registry:
             kind: "objective", "regularizer" or "diagnostic". None returns all.
         """
         self._load()
-        return [entry for entry in self._entries.values() if kind in (None, entry.kind)]
+        return [entry for alias, entry in self._entries.items() if alias == entry.name and kind in (None, entry.kind)]
 
     @property
     def broken(self) -> dict[str, plugins.PluginError]:
@@ -253,14 +253,12 @@ class Registry:
     def temporary(self) -> Iterator["Registry"]:
         """Remove all entries that are registered inside the block when it ends."""
         self._load()
-        tables: tuple[dict[str, Any], ...] = (self._entries, self._names)
-        before = [(table, dict(table)) for table in tables]
+        before = dict(self._entries)
         try:
             yield self
         finally:
-            for table, old in before:
-                table.clear()
-                table.update(old)
+            self._entries.clear()
+            self._entries.update(before)
 
 
 registry = Registry()

@@ -19,7 +19,7 @@ from numbers import Integral, Real
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from dipole.core.utils.errors import OptionError, SpecError, nearest
-from dipole.core.utils.text import printable, shortened
+from dipole.core.utils.text import printable, shortened, shown
 
 Value = int | float | bool | str | None
 
@@ -347,14 +347,7 @@ class Option:
             limit = f", up to {LARGEST_INTEGER}"
         if self.choices and not self.kinds:
             hint = nearest(str(value), self.choices)
-        raise OptionError(f"{owner}: {self.name} must be {self.allowed}{limit}, got {_shown(value)}.{hint}", self.name)
-
-
-def _shown(value: Any) -> str:
-    try:
-        return shortened(repr(value))
-    except ValueError:  # Python writes no integer of thousands of digits
-        return "a number of thousands of digits"
+        raise OptionError(f"{owner}: {self.name} must be {self.allowed}{limit}, got {shown(value)}.{hint}", self.name)
 
 
 def _as_number(value: Real, as_float: bool) -> float:
@@ -385,13 +378,13 @@ def _option(name: str, hint: Any, default: Any) -> Option:
 
 
 @functools.cache
-def options_of(function: Callable[..., Any]) -> tuple[Option, ...]:
-    """Return the options of a constructor or function, read from its signature."""
-    hints = get_type_hints(function, include_extras=True)
+def options_of(target: Callable[..., Any]) -> tuple[Option, ...]:
+    """Return the options of a class or function, read from its signature."""
+    hints = get_type_hints(target.__init__ if inspect.isclass(target) else target, include_extras=True)
     options = (
         _option(name, hints.get(name, float), parameter.default)
-        for name, parameter in inspect.signature(function).parameters.items()
-        if name != "self" and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        for name, parameter in inspect.signature(target).parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     )
     # Arguments that no text can give (tensors of a diagnostic) are not options.
     return tuple(option for option in options if option.kinds or option.choices)
@@ -400,7 +393,7 @@ def options_of(function: Callable[..., Any]) -> tuple[Option, ...]:
 def check_whole(name: str, value: Any, low: int = 1) -> None:
     """Raise OptionError unless an argument of a function is a whole number of at least `low`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < low:
-        raise OptionError(f"{name} must be a whole number >= {low}, got {_shown(value)}.")
+        raise OptionError(f"{name} must be a whole number >= {low}, got {shown(value)}.")
 
 
 def checked(owner: str, options: tuple[Option, ...], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -410,26 +403,24 @@ def checked(owner: str, options: tuple[Option, ...], given: Mapping[str, Any]) -
         if name not in by_name:
             known = ", ".join(by_name) or "none"
             raise OptionError(
-                f"{owner} has no option {shortened(repr(name))}.{nearest(name, by_name)} Its options: {known}.", name
+                f"{owner} has no option {shown(name)}.{nearest(name, by_name)} Its options: {known}.", name
             )
     return {name: by_name[name].check(owner, value) for name, value in given.items()}
 
 
-def remember_options(init: Callable[..., None]) -> Callable[..., None]:
-    """Check the options of a constructor against its signature and remember what was given."""
-    signature = inspect.signature(init)
+def remember_options(cls: Any) -> Callable[..., None]:
+    """Return a class's constructor that checks the options against its signature and remembers what was given."""
+    init, signature = cls.__init__, inspect.signature(cls)
 
     @functools.wraps(init)
     def wrapped(self: Any, /, *args: Any, **kwargs: Any) -> None:
-        owner = type(self).registered_name()
-        options = options_of(init)
+        owner, options = type(self).registered_name(), options_of(cls)
         checked(owner, options, kwargs)  # an unknown name is better told than `bind_partial` does
         try:
-            given = dict(signature.bind_partial(self, *args, **kwargs).arguments)
+            arguments = signature.bind_partial(*args, **kwargs).arguments
         except TypeError as error:
             raise OptionError(f"{owner}: {error}. Its options: {', '.join(o.name for o in options)}.") from None
-        given.pop("self")
-        given = checked(owner, options, given)
+        given = checked(owner, options, arguments)
         for option in options:
             if option.default is inspect.Parameter.empty and option.name not in given:
                 raise OptionError(f"{owner} needs the option {option.name!r}: {option.allowed}.")

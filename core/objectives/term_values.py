@@ -13,7 +13,7 @@ from dipole.core.objectives.checks import shape_of
 from dipole.core.objectives.engine import similarities
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.similarity import Factors, full_precision, listed_similarities
-from dipole.core.objectives.statistics import AnyStatistic
+from dipole.core.objectives.statistics import AnyStatistic, Extreme, Statistic
 from dipole.core.utils.distributed import all_sum, log_mean_exp, world_size
 from dipole.core.utils.errors import PairsError
 from dipole.core.utils.text import counted
@@ -366,7 +366,7 @@ def _values_on(terms: Mapping[str, tuple[float, Objective]], pairs: Pairs, batch
         if note:
             prepared = prepared[:1]
         else:
-            asked = term.statistics()
+            asked = asked_statistics(term)
         used = []
         for number, each in enumerate(prepared):
             key = id(each), term.matrix_key()  # `waiting` holds the pairs, so that no two have one id
@@ -383,20 +383,37 @@ def _values_on(terms: Mapping[str, tuple[float, Objective]], pairs: Pairs, batch
     return {name: value() for name, value in waiting.items()}
 
 
+def asked_statistics(term: Objective) -> dict[str, AnyStatistic]:
+    """Return the row statistics that a term asks for. Raises PairsError if they are none."""
+    asked: dict[str, AnyStatistic] = term.statistics()
+    fine = isinstance(asked, dict) and all(isinstance(each, (Statistic, Extreme)) for each in asked.values())
+    _demand(term, "statistics", fine, "row statistics by name, such as {'negatives': dipole.LogSumExp(2.0)}", asked)
+    return asked
+
+
+def _demand(term: Objective, hook: str, fine: bool, wanted: str, got: Any) -> None:
+    """Raise PairsError if a hook of a term returned something else than it must."""
+    if not fine:
+        raise PairsError(f"{term.registered_name()}: {hook} must return {wanted}, got {shape_of(got)}.")
+
+
 def _prepared(term: Objective, pairs: Pairs) -> tuple[Pairs, ...]:
     """Return the pairs of a term, its own first. Raises PairsError if it cannot use their weights."""
-    if pairs.weights is None:
-        return term.prepare(pairs), *term.extra_pairs(pairs)
-    name = term.registered_name()
-    if pairs.weights.ndim == 2 and term.weighting not in ("pairs", "own"):
+    weighted = pairs.weights is not None
+    if weighted and pairs.weights.ndim == 2 and term.weighting not in ("pairs", "own"):
+        name = term.registered_name()
         raise PairsError(
             f"{name} cannot use weights of pairs, (A, K): its value is no mean over pairs. Try weights of rows, (A,), "
             f"or leave out the weights or {name}."
         )
-    found: tuple[Pairs, ...] = (term.prepare(pairs), *term.extra_pairs(pairs))
-    if term.weighting != "own" and any(each.weights is None for each in found):
+    own, extra = term.prepare(pairs), term.extra_pairs(pairs)
+    _demand(term, "prepare", isinstance(own, Pairs), "Pairs", own)
+    fine = isinstance(extra, (tuple, list)) and all(isinstance(each, Pairs) for each in extra)
+    _demand(term, "extra_pairs", fine, "a tuple of Pairs", extra)
+    if weighted and term.weighting != "own" and any(each.weights is None for each in (own, *extra)):
+        name = term.registered_name()
         raise PairsError(f"{name} cannot use weights: its own pairs have none. Leave out the weights or {name}.")
-    return found
+    return own, *extra
 
 
 def _matrix_of(term: Objective, pairs: Pairs) -> _Matrix:
@@ -404,8 +421,10 @@ def _matrix_of(term: Objective, pairs: Pairs) -> _Matrix:
         x = full_precision(pairs.anchors)
         return _Matrix(pairs, Factors(x, x))
     embeddings = (pairs.anchors, pairs.candidates) if term.keeps_directions else None
-    x, y, bound = term.project(pairs)
-    return _Matrix(pairs, Factors(x, y, bound, embeddings))
+    projected = term.project(pairs)
+    fine = isinstance(projected, tuple) and len(projected) == 3
+    _demand(term, "project", fine, "x (A, h), y (C, h) and a bound or None", projected)
+    return _Matrix(pairs, Factors(*projected, embeddings))
 
 
 def _value(
@@ -425,9 +444,8 @@ def _value(
     others = tuple([Rows(other, asked, weighs=weighs) for other in matrices[1:]])
     rows = Rows(matrix, asked, others, features, weighs)
     value = term.loss(x if matrix.positive is None else matrix.positive, rows)
-    if not isinstance(value, Tensor) or value.shape not in ((), (len(x),)):
-        wanted = f"one value for each anchor, ({len(x)},), or a scalar, ()"
-        raise PairsError(f"{term.registered_name()}: loss must return {wanted}, got {shape_of(value)}.")
+    fine = isinstance(value, Tensor) and value.shape in ((), (len(x),))
+    _demand(term, "loss", fine, f"one value for each anchor, ({len(x)},), or a scalar, ()", value)
     if value.ndim:
         if term.needs_negatives and matrix.pairs.facts.padded:
             # Some anchors may have no negative. Without padding, all have one or none has.

@@ -179,6 +179,14 @@ def shortened(text: str, most: int = 300) -> str:
     return f"{text[:half]} ... {text[-half:]}"
 
 
+def shown(value: object) -> str:
+    """Return what Python writes for a value, shortened."""
+    try:
+        return shortened(repr(value))
+    except ValueError:  # Python writes no integer of thousands of digits
+        return "a number of thousands of digits"
+
+
 def number(value: float | None) -> str:
     """Format a number with four significant digits. None is "not finite"."""
     if value is None:

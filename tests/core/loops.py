@@ -16,7 +16,7 @@ def draw(*shape, seed=0):
 
 def by_loops(term, pairs):
     """The value of a term by its reference loop."""
-    options = {option.name: option.default for option in options_of(type(term).__init__)} | term.given
+    options = {option.name: option.default for option in options_of(type(term))} | term.given
     return REFERENCES[term.registered_name()](Case.of(pairs, dict(term.named_parameters())), **options)
 
 

@@ -153,6 +153,7 @@ def queries(weights):
     (lambda: Pairs.cross(Z, Z, None, ZEROS), "intra_batch must be True or False, got a tensor of torch.int64"),
     (lambda: Pairs.cross(Z, Z, batch_negatives=Z), "batch_negatives must be True or False"),
     (lambda: Pairs.from_blocks(torch.ones(4, 3, 6), draw=1.5), "draw must be an integer >= 0, got 1.5"),
+    (lambda: Pairs.from_blocks(torch.ones(4, 3, 6), draw=-(10**5000)), "got a number of thousands of digits"),
     (lambda: Pairs.from_columns(Z, Z, batch_negatives=[Z]), "batch_negatives must be .* got a value of type list"),
     (lambda: Pairs.from_columns(Z, Z, negatives_of=Z), r"must be 'batch' or 'own', got a tensor .* \(4, 3\)"),
     (lambda: Pairs.from_blocks(Z.view(2, 2, 3), ZEROS), "anchors must be 'first' or 'all', got a tensor"),

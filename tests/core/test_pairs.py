@@ -225,8 +225,18 @@ def test_sums_look_at_their_own_numbers_and_several_pairs_are_averaged():
 
 
 def test_an_outcome_says_where_its_loss_is_and_a_term_what_a_loss_must_be():
-    short = type("Short", (Objective,), {"loss": lambda self, positive, rows: positive[:3]})()
-    refused(PairsError, r"Short: loss must return one value .* \(8,\), .*, got \(3, 3\)", short, *torch.randn(2, 4, 3))
+    for said, hook in (
+        (
+            r"loss must return one value .* \(8,\), .*, got \(3, 1\)",
+            {"loss": lambda self, positive, rows: positive[:3]},
+        ),
+        ("statistics must return row statistics by name, .*, got list", {"statistics": lambda self: [Sum()]}),
+        ("statistics must return .*, got dict", {"statistics": lambda self: {"total": 2.0}}),
+        ("prepare must return Pairs, got NoneType", {"prepare": lambda self, pairs: None}),
+        ("extra_pairs must return a tuple of Pairs, got Pairs", {"extra_pairs": lambda self, pairs: pairs}),
+        (r"project must return x \(A, h\), .*, got tuple", {"project": lambda self, pairs: (pairs.anchors, None)}),
+    ):
+        refused(PairsError, f"Odd: {said}", type("Odd", (Objective,), hook)("cosine"), *torch.randn(2, 4, 3))
     outcome = dipole.objective("infonce")(*torch.randn(2, 4, 3))
     refused(AttributeError, r"no 'backward'.* objective\(z1, z2\)\.loss", getattr, outcome, "backward")
     torch.testing.assert_close(copy.deepcopy(outcome).loss, pickle.loads(pickle.dumps(outcome)).loss)

@@ -94,6 +94,11 @@ def test_errors_point_at_the_culprit(text, word, under):
     assert carets.count("^") >= len(under.split("=")[0]) or under in (")", "1")
 
 
+class Odd(Objective):
+    def __init__(this, weight: float = 1.0):  # noqa: N805
+        super().__init__("cosine")
+
+
 @pytest.mark.parametrize(("make", "said"), [
     (lambda: InfoNCE(temperature=-1), "temperature must be a number > 0 or learned, got -1"),
     (lambda: InfoNCE(True), "temperature must be a number > 0 or learned, got True"),
@@ -102,6 +107,7 @@ def test_errors_point_at_the_culprit(text, word, under):
     (lambda: InfoNCE(**{"self": 1}), "infonce has no option 'self'"),
     (lambda: Objective("foo"), "must be one of cosine, dot, bilinear or none, got 'foo'"),
     (lambda: Objective(simil="dot"), "no option 'simil'. Did you mean 'similarity'"),
+    (lambda: Odd("x"), "Odd: weight must be a number"),
     (lambda: Composite([]), "needs one term at least"), (lambda: Composite(["dp"]), r"an Objective .*got \['dp'\]"),
     (lambda: Composite([InfoNCE()], [1.0, 2.0]), "a weight for each of 1 terms, got 2"),
     (lambda: dipole.objective("infonce", dim=0), "dim must be a whole number >= 1, got 0"),
@@ -147,6 +153,8 @@ def test_every_entry_says_what_it_is(entry):
     assert entry.summary.endswith(".")
     assert all((entry.formula, entry.source))
     assert not [option.name for option in entry.options if not (option.help and option.allowed)]
+    starts = [option.help for option in entry.options if option.name == "init"]
+    assert all(f"{entry.target.first_temperature} when none" in each for each in starts)
 
 
 REGISTER = """

@@ -140,11 +140,12 @@ def _engine(entry: Entry) -> str:
     """Return the engine of its row statistics at default options, or ""."""
     from dipole.core.objectives.engine import outlook
     from dipole.core.objectives.objective import Objective
+    from dipole.core.objectives.term_values import asked_statistics
 
     if not (isinstance(entry.target, type) and issubclass(entry.target, Objective)):
         return ""
     try:
-        return outlook(entry.target().statistics().values())
+        return outlook(asked_statistics(entry.target()).values())
     except OptionError:  # an option without a default
         return ""
 

@@ -59,17 +59,6 @@ class CACR(Objective):
         L_CR = -mean_i sum_{j in N(i)} [ e^{-t_neg d2_ij} / sum_{j'} e^{-t_neg d2_ij'} ] c_ij
         L = L_CA + L_CR;   RBF: L_CR = log( mean_i sum_j pi-_ij e^{-rbf_t d2_ij} )   (Eq. 14)
 
-    Args:
-        t_pos: sharpness of the positives' weights, >= 0.
-        t_neg: sharpness of the negatives' weights, >= 0.
-        k: number of positives used, >= 1. None uses all.
-        cost: "euclidean" (squared distance), "rbf", or "rbf_repulsion": the RBF cost for the negatives alone.
-        rbf_t: precision of the RBF cost, > 0.
-        positive_weights: "contrastive", "uniform" or "reversed" (flips the sign of the exponent, Table 8).
-        negative_weights: the same for the negatives. Uniform for both is UAUR (Eq. 11).
-        detach_weights: no gradient through the positives' weights (Algorithm 3).
-        intra_batch: other queries are negatives too, in addition to the keys and the queue (App. C.2).
-
     Raises:
         PairsError: if there are fewer than `k` positives. Anchors at the ends of documents of `Pairs.from_window` may
             have fewer.
@@ -95,10 +84,10 @@ class CACR(Objective):
             Literal["euclidean", "rbf", "rbf_repulsion"], "squared distance, its Gaussian kernel, or that of negatives"
         ] = "euclidean",
         rbf_t: Annotated[float, Range(above=0), "precision of the RBF cost"] = 2.0,
-        positive_weights: Annotated[Weights, "how positives are weighted"] = "contrastive",
-        negative_weights: Annotated[Weights, "how negatives are weighted"] = "contrastive",
-        detach_weights: Annotated[bool, "no gradient through the positives' weights"] = False,
-        intra_batch: Annotated[bool, "other queries are negatives too"] = False,
+        positive_weights: Annotated[Weights, "how positives count, reversed flips the sign (Table 8)"] = "contrastive",
+        negative_weights: Annotated[Weights, "how negatives count, uniform for both is UAUR (Eq. 11)"] = "contrastive",
+        detach_weights: Annotated[bool, "no gradient through the positives' weights (Algorithm 3)"] = False,
+        intra_batch: Annotated[bool, "other queries are negatives too (App. C.2)"] = False,
     ) -> None:
         super().__init__("cosine")
         self.t_pos = t_pos

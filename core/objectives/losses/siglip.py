@@ -6,10 +6,17 @@ from typing import Annotated, ClassVar, Literal
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from dipole.core.objectives.losses.infonce import Init, SimilarityOption, Temperature, Tempered, learnable, undecayed
+from dipole.core.objectives.losses.infonce import (
+    LARGEST_SCALE,
+    SimilarityOption,
+    Temperature,
+    Tempered,
+    learnable,
+    undecayed,
+)
 from dipole.core.objectives.objective import Rows
 from dipole.core.objectives.registry import register
-from dipole.core.objectives.spec import Range
+from dipole.core.objectives.spec import LATER, Range
 from dipole.core.objectives.statistics import AnyStatistic, softplus_sum
 
 
@@ -31,14 +38,8 @@ class SigLIP(Tempered):
         L = 1/|B| sum_i ( sum_{p in P(i)} log(1 + e^{-z_ip}) + sum_{j in N(i)} log(1 + e^{z_ij}) )
     As in the paper, the sum is divided by the number of anchors and not of pairs, so it grows with the batch. With two
     encoders, `Pairs.cross(images, texts)` has every pair once. `Pairs.both` has every pair twice and twice the anchors,
-    which gives the same loss. The mean skips anchors without a positive.
-
-    Args:
-        temperature: tau = 1/t > 0, or "learned": t = e^{t'}, t' = `logit_scale`, unbounded as in the paper.
-        init: initial tau, >= 0.01. Default 0.1 (t' = log 10).
-        bias: b, a number or "learned".
-        bias_init: initial b. Default -10, at which most pairs of a large batch count as not matching.
-        similarity: "cosine", "dot" or "bilinear".
+    which gives the same loss. The mean skips anchors without a positive. A learned t = e^{t'}, t' = `logit_scale`, is
+    unbounded, as in the paper.
 
     Raises:
         OptionError: if `init` or `bias_init` is given without a learned value.
@@ -54,7 +55,9 @@ class SigLIP(Tempered):
     def __init__(
         self,
         temperature: Temperature = "learned",
-        init: Init = None,
+        init: Annotated[
+            float | None, Range(at_least=1 / LARGEST_SCALE), "start of a learned temperature; 0.1 when none", LATER
+        ] = None,
         bias: Annotated[float | Literal["learned"], Range(), "bias b of every pair's logit"] = "learned",
         bias_init: Annotated[float | None, Range(), "start of a learned bias, -10 when none"] = None,
         similarity: SimilarityOption = "cosine",
