@@ -6,10 +6,9 @@ equation and source. Sums run over indices, exponentials are not shifted, and lo
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import torch
-from torch import Tensor
 
 from dipole.core.conformance.case import (
     Case,
@@ -71,13 +70,11 @@ def supcon(
 ) -> Number:
     """Khosla et al. 2020, Eqs. 2 and 3: positives are all of the class where labels are known, else those given."""
     s, tau = similarity_of(case, similarity), tau_of(case, temperature)
-    labels, others = case.labels, case.candidate_labels
     losses = []
     for i in range(len(case.anchors)):
         positives = case.positives[i]
-        if labels is not None and labels[i] >= 0:
-            assert others is not None
-            positives = [j for j, y in enumerate(others) if y == labels[i] and j not in case.ignored[i]]
+        if case.labels is not None and case.labels[i] >= 0:
+            positives = _same_class(case, i)
         if not positives:
             continue
         negatives = [j for j in case.all_but(positives, i) if j >= case.first_negative]
@@ -106,11 +103,6 @@ def siglip(
     return mean(losses)
 
 
-def quickthoughts(case: Case, *, temperature: Temperature, similarity: str, init: float | None = None) -> Number:
-    """Logeswaran & Lee 2018: the neighbours in one softmax with a uniform target."""
-    return infonce(case, temperature=temperature, similarity=similarity, joint=True)
-
-
 def cross_entropy(case: Case, *, classes: int) -> Number:
     """-log of the true class's share of sum_c e^{a_i . w_c}, the class vectors w being parameters["vectors"]."""
     assert case.labels is not None
@@ -124,21 +116,31 @@ def cross_entropy(case: Case, *, classes: int) -> Number:
 
 def tuple_loss(case: Case, *, temperature: Temperature, init: float | None = None) -> Number:
     """LMCL Eq. 2: InfoNCE whose positives share the label."""
-    labels, others = case.labels, case.candidate_labels
-    assert labels is not None
-    assert others is not None
-    same = [
-        [j for j, y in enumerate(others) if y == label and j not in ignored]
-        for label, ignored in zip(labels, case.ignored, strict=True)
-    ]
+    same = [_same_class(case, i) for i in range(len(case.anchors))]
     return infonce(replace(case, positives=same), temperature=temperature)
 
 
-def _debiased(
-    case: Case, s: Callable[[int, Any], Tensor], temperature: Temperature, rho: float, beta: float, cosine_floor: bool
+def _same_class(case: Case, i: int) -> list[int]:
+    """The candidates of an anchor's class that it does not ignore."""
+    assert case.labels is not None
+    assert case.candidate_labels is not None
+    return [j for j, y in enumerate(case.candidate_labels) if y == case.labels[i] and j not in case.ignored[i]]
+
+
+def hcl(
+    case: Case,
+    *,
+    temperature: Temperature,
+    rho: float,
+    beta: float = 0.0,
+    similarity: str = "cosine",
+    init: float | None = None,
 ) -> Number:
-    """-log(e^+ / (e^+ + G)), G debiased by the class prior rho. Negatives have the weights e^{beta s / tau}."""
-    tau = tau_of(case, temperature)
+    """Robinson et al. 2021: -log(e^+ / (e^+ + G)), G debiased by the class prior rho, of weights e^{beta s / tau}.
+
+    Without weights (beta = 0) it is DCL of Chuang et al. 2020.
+    """
+    s, tau = similarity_of(case, similarity), tau_of(case, temperature)
     losses = []
     for i in case.counted():
         negatives = case.negatives(i)
@@ -147,38 +149,14 @@ def _debiased(
             losses.append(total([]))
             continue
         scores = s(i, negatives)
-        lowest = -1.0 if cosine_floor else min(scores.tolist())
+        lowest = -1.0 if similarity == "cosine" else min(scores.tolist())
         floor = count * (torch.tensor(lowest, dtype=torch.float64) / tau).exp()
         raw = (beta * scores / tau).exp()
         weighted = total(raw / mean(raw) * (scores / tau).exp())
-        per_positive = []
-        for p in case.positives[i]:
-            e = (s(i, p) / tau).exp()
-            g = (weighted - rho * count * e) / (1 - rho)
-            g = max(g, floor)
-            per_positive.append(-(e / (e + g)).log())
-        losses.append(mean(per_positive))
+        positives = (s(i, case.positives[i]) / tau).exp()
+        debiased = [max((weighted - rho * count * e) / (1 - rho), floor) for e in positives]
+        losses.append(mean([-(e / (e + g)).log() for e, g in zip(positives, debiased, strict=True)]))
     return mean(losses)
-
-
-def dcl(
-    case: Case, *, temperature: Temperature, rho: float, similarity: str = "cosine", init: float | None = None
-) -> Number:
-    """Chuang et al. 2020."""
-    return _debiased(case, similarity_of(case, similarity), temperature, rho, 0.0, similarity == "cosine")
-
-
-def hcl(
-    case: Case,
-    *,
-    temperature: Temperature,
-    rho: float,
-    beta: float,
-    similarity: str = "cosine",
-    init: float | None = None,
-) -> Number:
-    """Robinson et al. 2021."""
-    return _debiased(case, similarity_of(case, similarity), temperature, rho, beta, similarity == "cosine")
 
 
 def align_uniform(
@@ -442,8 +420,8 @@ def co2(
 
 
 REFERENCES: dict[str, Callable[..., Number]] = {
-    "infonce": infonce, "quickthoughts": quickthoughts, "supcon": supcon, "siglip": siglip, "dcl": dcl, "hcl": hcl,
-    "align_uniform": align_uniform, "cacr": cacr, "tuple": tuple_loss, "cross_entropy": cross_entropy,
+    "infonce": infonce, "quickthoughts": partial(infonce, joint=True), "supcon": supcon, "siglip": siglip, "dcl": hcl,
+    "hcl": hcl, "align_uniform": align_uniform, "cacr": cacr, "tuple": tuple_loss, "cross_entropy": cross_entropy,
     "triplet": triplet, "blocks": blocks, "co2": co2, "swav": swav, "regression": regression, "vicreg": vicreg,
     "barlow_twins": barlow_twins, "dp": distance_polarization, "cllr": low_dimensional_reconstruction,
 }  # fmt: skip

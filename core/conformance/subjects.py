@@ -17,8 +17,9 @@ from dipole.core.conformance.layouts import CLASSES, LAYOUTS, VIEWS, WIDTH, Layo
 from dipole.core.conformance.modes import set_back
 from dipole.core.conformance.reference import REFERENCES, Case
 from dipole.core.objectives.objective import Composite, Objective, Outcome, objective
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import registry
-from dipole.core.objectives.spec import Term, options_of, parse
+from dipole.core.objectives.spec import Term, format_terms, options_of, parse
 from dipole.core.utils.errors import SpecError, nearest
 
 Loss = Callable[..., Tensor]  # (instance, layout, leaves) -> scalar
@@ -355,20 +356,25 @@ def loss_of_leaves(instance: Composite, layout: Layout, leaves: Leaves) -> Tenso
 
 
 def by_loops(instance: Composite, layout: Layout, leaves: Leaves, **overrides: Any) -> Tensor:
-    """Return the weighted sum of the references of a composite's terms, with their options and parameters."""
+    """Return the weighted sum of the references of a composite's terms."""
     pairs = layout.build(**leaves)
     total = torch.zeros((), dtype=torch.float64)
     for _, weight, term in instance:
-        loops = _reference(term)
-        assert loops is not None
-        options = {option.name: option.default for option in options_of(type(term))} | term.given
-        case = Case.of(pairs, parameters_of(term))
-        still = term.detached if isinstance(term.detached, tuple) else ()
-        for name in still:
-            values: dict[str, Any] = {name: [row.detach() for row in getattr(case, name)]}
-            case = replace(case, **values)
-        total = total + weight * loops(case, **options)
+        total = total + weight * term_by_loops(term, pairs)
     return total
+
+
+def term_by_loops(term: Objective, pairs: Pairs) -> Tensor:
+    """Return the value of a term by its reference, with its options and parameters."""
+    loops = _reference(term)
+    assert loops is not None
+    options = {option.name: option.default for option in options_of(type(term))} | term.given
+    case = Case.of(pairs, parameters_of(term))
+    still = term.detached if isinstance(term.detached, tuple) else ()
+    for name in still:
+        values: dict[str, Any] = {name: [row.detach() for row in getattr(case, name)]}
+        case = replace(case, **values)
+    return loops(case, **options)
 
 
 def _reference(term: Objective) -> Callable[..., Tensor] | None:
@@ -385,17 +391,12 @@ def _adjustable(term: Term) -> list[str]:
 
 def read(text: str, **temperatures: float) -> Composite:
     """Build an objective from text, with other temperatures. A regularizer alone gets weight 1."""
-    terms = parse(text)
-    entries = [registry.get(term.name) for term in terms]
-    based = any(entry.kind == "objective" for entry in entries)
     plain = objective(text)  # names what is wrong with a text
-    if based and not temperatures:
-        return plain
-    built: list[Objective] = []
-    weights: list[float] = []
-    for term, entry in zip(terms, entries, strict=True):
+    terms = []
+    for term in parse(text):
         lowered = {name: temperatures[name] for name in _adjustable(term) if name in temperatures}
-        built.append(entry.target(**dict(term.options) | lowered))
-        default = entry.weight if based else 1.0
-        weights.append(default if term.weight is None else term.weight)
-    return Composite(built, weights)
+        weight = term.weight
+        if weight is None and not any(each.is_base() for _, _, each in plain):
+            weight = 1.0
+        terms.append(replace(term, options=tuple((dict(term.options) | lowered).items()), weight=weight))
+    return objective(format_terms(terms))

@@ -5,19 +5,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from dipole.core.conformance.kit import CHECKS, check_objective
-from dipole.core.conformance.reference import REFERENCES, Case
-from dipole.core.objectives.spec import options_of
+from dipole.core.conformance.subjects import term_by_loops as by_loops
 
 
 def draw(*shape, seed=0):
     """Normal numbers in float64 that need a gradient."""
     return torch.randn(shape, dtype=torch.double, generator=torch.Generator().manual_seed(seed)).requires_grad_()
-
-
-def by_loops(term, pairs):
-    """The value of a term by its reference loop."""
-    options = {option.name: option.default for option in options_of(type(term))} | term.given
-    return REFERENCES[term.registered_name()](Case.of(pairs, dict(term.named_parameters())), **options)
 
 
 def check_against_loops(term, pairs, inputs):
