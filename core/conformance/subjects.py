@@ -314,9 +314,7 @@ def native(text: str, needs: BatchNeeds = ANY) -> Subject:
     return _of_pairs(text, partial(read, text), known, tuple(adjustable), needs, terms, read)
 
 
-def unregistered(
-    target: type[Objective], name: str, options: dict[str, Any] | None = None, needs: BatchNeeds = ANY
-) -> Subject:
+def unregistered(target: Any, name: str, options: dict[str, Any] | None = None, needs: BatchNeeds = ANY) -> Subject:
     """Wrap a subclass of Objective that is not registered."""
 
     def build(**overrides: Any) -> Composite:
@@ -364,11 +362,11 @@ def by_loops(instance: Composite, layout: Layout, leaves: Leaves, **overrides: A
     return total
 
 
-def term_by_loops(term: Objective, pairs: Pairs) -> Tensor:
+def term_by_loops(term: Any, pairs: Pairs) -> Tensor:
     """Return the value of a term by its reference, with its options and parameters."""
     loops = _reference(term)
     assert loops is not None
-    options = {option.name: option.default for option in options_of(type(term))} | term.given
+    options = {option.name: option.default for option in options_of(term.__class__)} | term.given
     case = Case.of(pairs, parameters_of(term))
     still = term.detached if isinstance(term.detached, tuple) else ()
     for name in still:

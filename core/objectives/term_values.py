@@ -399,8 +399,7 @@ def _demand(term: Objective, hook: str, fine: bool, wanted: str, got: Any) -> No
 
 def _prepared(term: Objective, pairs: Pairs) -> tuple[Pairs, ...]:
     """Return the pairs of a term, its own first. Raises PairsError if it cannot use their weights."""
-    weighted = pairs.weights is not None
-    if weighted and pairs.weights.ndim == 2 and term.weighting not in ("pairs", "own"):
+    if pairs.weights is not None and pairs.weights.ndim == 2 and term.weighting not in ("pairs", "own"):
         name = term.registered_name()
         raise PairsError(
             f"{name} cannot use weights of pairs, (A, K): its value is no mean over pairs. Try weights of rows, (A,), "
@@ -410,7 +409,7 @@ def _prepared(term: Objective, pairs: Pairs) -> tuple[Pairs, ...]:
     _demand(term, "prepare", isinstance(own, Pairs), "Pairs", own)
     fine = isinstance(extra, (tuple, list)) and all(isinstance(each, Pairs) for each in extra)
     _demand(term, "extra_pairs", fine, "a tuple of Pairs", extra)
-    if weighted and term.weighting != "own" and any(each.weights is None for each in (own, *extra)):
+    if pairs.weights is not None and term.weighting != "own" and any(each.weights is None for each in (own, *extra)):
         name = term.registered_name()
         raise PairsError(f"{name} cannot use weights: its own pairs have none. Leave out the weights or {name}.")
     return own, *extra
@@ -424,7 +423,8 @@ def _matrix_of(term: Objective, pairs: Pairs) -> _Matrix:
     projected = term.project(pairs)
     fine = isinstance(projected, tuple) and len(projected) == 3
     _demand(term, "project", fine, "x (A, h), y (C, h) and a bound or None", projected)
-    return _Matrix(pairs, Factors(*projected, embeddings))
+    x, y, bound = projected
+    return _Matrix(pairs, Factors(x, y, bound, embeddings))
 
 
 def _value(

@@ -138,7 +138,7 @@ def _options(term: Any) -> list[str]:
     """Return the options of a term that are numbers and attributes of the same name."""
     from dipole.core.objectives.spec import options_of  # late: the package loads torch
 
-    floats = [each.name for each in options_of(type(term)) if float in each.kinds]
+    floats = [each.name for each in options_of(term.__class__) if float in each.kinds]
     return [name for name in floats if type(getattr(term, name, None)) in (float, int)]
 
 
