@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map_only
 
 from dipole.core.conformance import checks
 from dipole.core.conformance.checks import Failed, Skipped, check
-from dipole.core.conformance.layouts import Leaves, hard_pairs
+from dipole.core.conformance.layouts import Leaves, changed, hard_pairs
 from dipole.core.conformance.modes import Stops
 from dipole.core.conformance.subjects import LossAndGradients, Subject, parameters_of
 from dipole.core.objectives import engine
@@ -235,7 +235,7 @@ def kernels_match(subject: Subject) -> str:
     before, worst, refused = engine.served(), 0.0, []
     for layout in subject.layouts:
         for dtype, limit in ((torch.float32, checks.SINGLE), (torch.bfloat16, checks.HALF_GRADIENT)):
-            leaves = {name: leaf.detach().to(device).requires_grad_() for name, leaf in layout.leaves(dtype).items()}
+            leaves = changed(layout.leaves(dtype), lambda x: x.to(device))
             try:
                 instance = subject.make(layout, torch.float32).to(device)
                 with device:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dipole.core.conformance import checks
 from dipole.core.conformance.checks import Failed, Skipped, check
-from dipole.core.conformance.layouts import Layout, Leaves
+from dipole.core.conformance.layouts import Layout, Leaves, changed
 from dipole.core.conformance.subjects import LossAndGradients, Subject, parameters_of
 from dipole.core.objectives import similarity, tiles
 from dipole.core.objectives.pairs import Pairs
@@ -78,10 +78,11 @@ def _way_out(subject: Subject) -> str:
 def survives_identical_points(subject: Subject) -> str:
     """The value and gradient are finite if all points are equal, or both views are."""
     instance = subject.make(subject.views, torch.float32)
-    point = torch.linspace(-1.0, 1.0, subject.views.shapes["a"][1]).repeat(subject.views.shapes["a"][0], 1)
-    checks.demand_finite(subject.result(instance, subject.views, _leaves(a=point, b=point)), "all points identical")
-    spread = subject.views.leaves(torch.float32)["a"].detach()
-    checks.demand_finite(subject.result(instance, subject.views, _leaves(a=spread, b=spread)), "identical views")
+    leaves = subject.views.leaves(torch.float32)
+    point, view = torch.linspace(-1.0, 1.0, subject.views.width), leaves["a"].detach()
+    for where, rows in {"all points identical": point.expand_as(view), "identical views": view}.items():
+        same = changed(leaves, lambda _, rows=rows: rows.clone())
+        checks.demand_finite(subject.result(instance, subject.views, same), where)
     return "finite"
 
 
@@ -144,11 +145,8 @@ def ignores_this_order(
     subject: Subject, layout: Layout, leaves: Leaves, order: Tensor, result: LossAndGradients
 ) -> None:
     """Raise Failed if the instances of two views in another order have another value or gradient than the result."""
-    moved = subject.result(
-        subject.make(),
-        subject.in_order(order, layout.width),
-        _leaves(**{name: leaf.detach()[order] for name, leaf in leaves.items()}),
-    )
+    reordered = changed(leaves, lambda x: x[order])
+    moved = subject.result(subject.make(), subject.in_order(order, layout.width), reordered)
     if not checks.value_error(moved, result) <= checks.EXACT:
         said = f"the value changes from {result.value.item():.8g} to {moved.value.item():.8g}"
         raise Failed(said, ("reference",))
@@ -318,7 +316,3 @@ def descends(subject: Subject) -> str:
     if not after.value < before.value:
         raise Failed(f"it goes from {before.value.item():.6g} to {after.value.item():.6g}")
     return f"{before.value.item():.4g} to {after.value.item():.4g}"
-
-
-def _leaves(**values: Tensor) -> Leaves:
-    return {name: value.clone().requires_grad_() for name, value in values.items()}

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dipole.core.conformance.layouts import Layout, Leaves
+from dipole.core.conformance.layouts import Layout, Leaves, changed
 from dipole.core.conformance.subjects import LossAndGradients, Subject
 from dipole.core.utils.text import counted
 
@@ -98,7 +98,7 @@ def demand_equal(
 
 def exactly(leaves: Leaves) -> Leaves:
     """Return the same leaves in float64 on the processor."""
-    return {name: leaf.detach().cpu().double().requires_grad_() for name, leaf in leaves.items()}
+    return changed(leaves, lambda x: x.cpu().double())
 
 
 def demand_finite(result: LossAndGradients, where: str) -> None:

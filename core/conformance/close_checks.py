@@ -12,7 +12,7 @@ from dipole.core.conformance import checks
 from dipole.core.conformance.accuracy_checks import slope_along
 from dipole.core.conformance.call_checks import ignores_order, ignores_this_order
 from dipole.core.conformance.checks import Failed, check
-from dipole.core.conformance.layouts import WIDTH, Layout, Leaves, long_queue
+from dipole.core.conformance.layouts import WIDTH, Layout, Leaves, long_queue, scaled
 from dipole.core.conformance.modes import OperationCounter, Stops
 from dipole.core.conformance.subjects import LossAndGradients, Subject
 from dipole.core.objectives.pairs import Pairs
@@ -42,8 +42,7 @@ def holds_for_close_pairs(subject: Subject) -> str:
     batches = {"positives at noise 0.05": close_views(layout), "near negatives": close_views(layout, spread=0.3)}
     said = [_is_right(subject, layout, leaves, where) for where, leaves in batches.items()]
     for times in (1e-3, 1e2) if subject.truth is not None else ():
-        scaled: Leaves = {name: (leaf.detach() * times).requires_grad_() for name, leaf in layout.leaves().items()}
-        said.append(_is_right(subject, layout, scaled, f"rows {times:g} times as long"))
+        said.append(_is_right(subject, layout, scaled(layout.leaves(), times), f"rows {times:g} times as long"))
     if subject.truth is not None:
         twice = {name: torch.cat([leaf[:4], leaf[:4]]) for name, leaf in layout.leaves().items()}
         _equals(subject, replace(layout, name="views, each twice"), subject.truth, twice)
@@ -217,7 +216,7 @@ def _holds_for_short_rows(subject: Subject, layout: Layout) -> None:
     """Raise Failed if the lengths of short rows count and those of long ones do not: an epsilon is too large."""
     values, radial = [], []
     for times in (1e-3, 1e2, 1e4):
-        leaves: Leaves = {name: (leaf.detach() * times).requires_grad_() for name, leaf in layout.leaves().items()}
+        leaves = scaled(layout.leaves(), times)
         result = subject.result(subject.make(layout), layout, leaves)
         rows, gradient = torch.cat(list(leaves.values())).detach(), torch.cat(_gradient(result, leaves))
         values.append(result.value)
@@ -286,8 +285,7 @@ def _holds_for_wide_rows(subject: Subject) -> None:
     for width in WIDE if subject.needs.dim is None else (subject.needs.dim,):
         layout = subject.batch(5, width)
         # Rows as long as those of few columns: the loops shift no exponential, and lose digits at large dot products.
-        shorter = (WIDTH / width) ** 0.5
-        leaves: Leaves = {name: (leaf.detach() * shorter).requires_grad_() for name, leaf in layout.leaves().items()}
+        leaves = scaled(layout.leaves(), (WIDTH / width) ** 0.5)
         try:
             found = subject.result(subject.make(layout), layout, leaves)
         except Exception:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from dipole.core.conformance import checks
 from dipole.core.conformance.checks import Failed, Skipped, check
-from dipole.core.conformance.layouts import Layout, Leaves, long_queue
+from dipole.core.conformance.layouts import Layout, changed, long_queue, scaled
 from dipole.core.conformance.modes import Accelerator, Elsewhere, OperationCounter, WrongDeviceError, cubic_share
 from dipole.core.conformance.ranks import Case, on_two_ranks
 from dipole.core.conformance.subjects import LossAndGradients, Subject
@@ -211,10 +211,11 @@ def survives_zero_rows(subject: Subject) -> str:
     """The value and gradient are finite if an embedding is zero, in one view or in both."""
     instance = subject.make(subject.views, torch.float32)
     for names in (("a",), ("a", "b")):
-        leaves = {name: leaf.detach() for name, leaf in subject.views.leaves(torch.float32).items()}
-        for name in names:
-            leaves[name][1] = 0
-        result = subject.result(instance, subject.views, {name: leaf.requires_grad_() for name, leaf in leaves.items()})
+        leaves = subject.views.leaves(torch.float32)
+        with torch.no_grad():
+            for name in names:
+                leaves[name][1] = 0
+        result = subject.result(instance, subject.views, leaves)
         checks.demand_finite(result, f"a row of zeros in {' and '.join(names)}")
     return "finite"
 
@@ -224,8 +225,7 @@ def survives_large_norms(subject: Subject) -> str:
     """In float16, embeddings whose squared norm overflows give the value of shorter ones."""
     layout = subject.batch(checks.ROWS, 128)
     plain = layout.leaves(torch.float16, seed=2)
-    times = 32 * (128 / layout.width) ** 0.5
-    large: Leaves = {name: (leaf.detach() * times).requires_grad_() for name, leaf in plain.items()}
+    large = scaled(plain, 32 * (128 / layout.width) ** 0.5)
     exact = [
         subject.result(subject.make(layout, temperature=0.5), layout, checks.exactly(leaves))
         for leaves in (plain, large)
@@ -253,9 +253,8 @@ def ignores_strides(subject: Subject) -> str:
         "every second row": lambda x: torch.stack([x, -x], 1).flatten(0, 1)[::2],
     }
     for way, arrange in ways.items():
-        arranged = {name: arrange(leaf.detach()).requires_grad_() for name, leaf in leaves.items()}
         try:
-            found = subject.result(subject.make(), subject.views, arranged)
+            found = subject.result(subject.make(), subject.views, changed(leaves, arrange))
         except Exception as error:
             raise Failed(f"{way}: {type(error).__name__}: {error}".split("\n", 1)[0]) from None
         checks.demand_equal(found, result, f"if they are arranged otherwise ({way})")
@@ -272,7 +271,7 @@ def makes_its_tensors_there(subject: Subject) -> str:
         instance._apply(lambda tensor: Elsewhere(tensor.detach()))  # as `to` does: parameters and buffers
     try:
         with Accelerator():
-            away = {name: Elsewhere(leaf.detach()).requires_grad_() for name, leaf in leaves.items()}
+            away = changed(leaves, Elsewhere)
             value = subject.call(instance, subject.views, away)
             if value.requires_grad:
                 torch.autograd.grad(value.sum(), list(away.values()), allow_unused=True)

@@ -157,6 +157,16 @@ LAYOUTS = (
 )
 
 
+def changed(leaves: Leaves, function: Callable[[Tensor], Tensor]) -> Leaves:
+    """Return new leaves by a function of each."""
+    return {name: function(leaf.detach()).requires_grad_() for name, leaf in leaves.items()}
+
+
+def scaled(leaves: Leaves, times: float) -> Leaves:
+    """Return rows of another length."""
+    return changed(leaves, lambda x: x * times)
+
+
 def hard_pairs(count: int, width: int, dtype: torch.dtype) -> Leaves:
     """Return far positives and near negatives of norms around 3. At a low temperature their exponentials overflow."""
     source = torch.Generator().manual_seed(1)

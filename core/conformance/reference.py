@@ -4,7 +4,7 @@ Nothing here is fast or numerically stable, and no code is shared with the imple
 equation and source. Sums run over indices, exponentials are not shifted, and logarithms come last.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -329,18 +329,11 @@ def triplet(case: Case, *, margin: float, mode: str) -> Number:
     return mean(losses)
 
 
-def blocks(
-    case: Case,
-    *,
-    b: int | None = None,
-    k: int | None = None,
-    loss: str = "logistic",
-    drawn: Sequence[Sequence[int]] | None = None,
-) -> Number:
+def blocks(case: Case, *, b: int | None = None, k: int | None = None, loss: str = "logistic") -> Number:
     """Arora et al. Eq. 12 (b = 1: Eqs. 4-6): v_m = a . (mu_i - mu_m), logistic in base 2 or hinge.
 
     mu_i averages the block of anchor i, its first b positives. Of blocks, mu_m averages those of the first point of
-    block m, for the k blocks that are `drawn` for each anchor (default: as `block_draw` says), or for all others.
+    block m, for the k blocks that `block_draw` draws for each anchor, or for all others.
     Elsewhere the block of anchor m is a negative of i if all of its points are negatives of i, and k takes the next k
     such blocks in cyclic order.
     """
@@ -353,10 +346,8 @@ def blocks(
             count = len(case.anchors) // case.of_block
             if k is None:
                 others = [m for m in range(count) if m != i // case.of_block]
-            elif drawn is not None:
-                others = list(drawn[i])
             else:
-                others = list(block_draw(case.draw, i, case.of_block, count, k))
+                others = block_draw(case.draw, i, case.of_block, count, k)
             foreign = [m * case.of_block for m in others]
         else:
             negatives = set(case.negatives(i))

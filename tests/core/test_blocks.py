@@ -28,13 +28,9 @@ def points(seed=0):
     *(("first", k, b, "hinge") for k, b in ((1, B), (4, 1), (N - 1, 2), (None, 2))),
 ])  # fmt: skip
 def test_the_loss_is_equation_12_over_the_blocks_that_were_drawn(anchors, k, b, loss):
-    """By the loop of the conformance checks, which is told which blocks were drawn."""
-    x, members, negatives = points(), B + 1 if anchors == "all" else 1, k or N - 1
-    drawn = drawn_blocks(torch.arange(N * members), N * members, members, negatives, draw=5).tolist()
-    spec = f"blocks(b={b}, loss={loss})" if k is None else f"blocks(b={b}, k={k}, loss={loss})"
-    found = dipole.objective(spec)(Pairs.from_blocks(x, anchors, draw=5)).loss
-    case = Case.of(Pairs.from_blocks(x, anchors, draw=99))
-    expected = blocks(case, b=b, k=negatives, loss=loss, drawn=drawn)
+    x, text = points(), f"blocks(b={b}, k={k or 'none'}, loss={loss})"
+    pairs = Pairs.from_blocks(x, anchors, draw=5)
+    found, expected = dipole.objective(text)(pairs).loss, blocks(Case.of(pairs), b=b, k=k or N - 1, loss=loss)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(torch.autograd.grad(found, x)[0], torch.autograd.grad(expected, x)[0])
 

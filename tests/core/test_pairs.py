@@ -226,10 +226,7 @@ def test_sums_look_at_their_own_numbers_and_several_pairs_are_averaged():
 
 def test_an_outcome_says_where_its_loss_is_and_a_term_what_a_loss_must_be():
     for said, hook in (
-        (
-            r"loss must return one value .* \(8,\), .*, got \(3, 1\)",
-            {"loss": lambda self, positive, rows: positive[:3]},
-        ),
+        (r"loss must return one value .* \(8,\), .*, got \(3, 1\)", {"loss": lambda self, positive, _: positive[:3]}),
         ("statistics must return row statistics by name, .*, got list", {"statistics": lambda self: [Sum()]}),
         ("statistics must return .*, got dict", {"statistics": lambda self: {"total": 2.0}}),
         ("prepare must return Pairs, got NoneType", {"prepare": lambda self, pairs: None}),

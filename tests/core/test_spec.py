@@ -94,9 +94,7 @@ def test_errors_point_at_the_culprit(text, word, under):
     assert carets.count("^") >= len(under.split("=")[0]) or under in (")", "1")
 
 
-class Odd(Objective):
-    def __init__(this, weight: float = 1.0):  # noqa: N805
-        super().__init__("cosine")
+ODD = type("Odd", (Objective,), {"__init__": lambda this, weight=1.0: Objective.__init__(this, "cosine")})
 
 
 @pytest.mark.parametrize(("make", "said"), [
@@ -107,7 +105,7 @@ class Odd(Objective):
     (lambda: InfoNCE(**{"self": 1}), "infonce has no option 'self'"),
     (lambda: Objective("foo"), "must be one of cosine, dot, bilinear or none, got 'foo'"),
     (lambda: Objective(simil="dot"), "no option 'simil'. Did you mean 'similarity'"),
-    (lambda: Odd("x"), "Odd: weight must be a number"),
+    (lambda: ODD("x"), "Odd: weight must be a number"),
     (lambda: Composite([]), "needs one term at least"), (lambda: Composite(["dp"]), r"an Objective .*got \['dp'\]"),
     (lambda: Composite([InfoNCE()], [1.0, 2.0]), "a weight for each of 1 terms, got 2"),
     (lambda: dipole.objective("infonce", dim=0), "dim must be a whole number >= 1, got 0"),
