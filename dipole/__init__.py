@@ -26,7 +26,8 @@ __all__ = sorted(_HOME)
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"dipole.{name}")
-    return _resolve(name)
+    value = globals()[name] = _resolve(name)
+    return value
 
 
 def __dir__() -> list[str]:

@@ -81,7 +81,7 @@ def survives_identical_points(subject: Subject) -> str:
     leaves = subject.views.leaves(torch.float32)
     point, view = torch.linspace(-1.0, 1.0, subject.views.width), leaves["a"].detach()
     for where, rows in {"all points identical": point.expand_as(view), "identical views": view}.items():
-        same = changed(leaves, lambda _, rows=rows: rows.clone())
+        same = {name: rows.clone().requires_grad_() for name in leaves}
         checks.demand_finite(subject.result(instance, subject.views, same), where)
     return "finite"
 

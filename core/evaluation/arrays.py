@@ -150,7 +150,7 @@ def in_range(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            bound, options = signature.bind(*args, **kwargs), options_of(function)
+            bound, options = signature.bind(*args, **kwargs), options_of(function, function.__name__ == "__init__")
         except TypeError:
             return function(*args, **kwargs)  # Python's error, which has the function's name
         given = {option.name: bound.arguments[option.name] for option in options if option.name in bound.arguments}

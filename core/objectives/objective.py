@@ -75,7 +75,7 @@ class Objective(nn.Module):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "__init__" in cls.__dict__:
-            cls.__init__ = spec.remember_options(cls)  # type: ignore[method-assign]
+            cls.__init__ = spec.remember_options(cls.__init__)  # type: ignore[method-assign]
 
     @spec.remember_options
     def __init__(self, similarity: Annotated[Similarity | None, "none: without a similarity matrix"] = None) -> None:

@@ -378,12 +378,14 @@ def _option(name: str, hint: Any, default: Any) -> Option:
 
 
 @functools.cache
-def options_of(target: Callable[..., Any]) -> tuple[Option, ...]:
-    """Return the options of a class or function, read from its signature."""
-    hints = get_type_hints(target.__init__ if inspect.isclass(target) else target, include_extras=True)
+def options_of(target: Callable[..., Any], bound: int = 0) -> tuple[Option, ...]:
+    """Return the options of a class or function, read from its signature without the first `bound` arguments."""
+    if inspect.isclass(target):
+        return options_of(target.__init__, 1)
+    hints = get_type_hints(target, include_extras=True)
     options = (
         _option(name, hints.get(name, float), parameter.default)
-        for name, parameter in inspect.signature(target).parameters.items()
+        for name, parameter in list(inspect.signature(target).parameters.items())[bound:]
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     )
     # Arguments that no text can give (tensors of a diagnostic) are not options.
@@ -408,19 +410,19 @@ def checked(owner: str, options: tuple[Option, ...], given: Mapping[str, Any]) -
     return {name: by_name[name].check(owner, value) for name, value in given.items()}
 
 
-def remember_options(cls: Any) -> Callable[..., None]:
-    """Return a class's constructor that checks the options against its signature and remembers what was given."""
-    init, signature = cls.__init__, inspect.signature(cls)
+def remember_options(init: Callable[..., None]) -> Callable[..., None]:
+    """Check the options of a constructor against its signature and remember what was given."""
+    signature = inspect.signature(init)
 
     @functools.wraps(init)
     def wrapped(self: Any, /, *args: Any, **kwargs: Any) -> None:
-        owner, options = type(self).registered_name(), options_of(cls)
+        owner, options = type(self).registered_name(), options_of(init, 1)
         checked(owner, options, kwargs)  # an unknown name is better told than `bind_partial` does
         try:
-            arguments = signature.bind_partial(*args, **kwargs).arguments
+            _, *arguments = signature.bind_partial(self, *args, **kwargs).arguments.items()
         except TypeError as error:
             raise OptionError(f"{owner}: {error}. Its options: {', '.join(o.name for o in options)}.") from None
-        given = checked(owner, options, arguments)
+        given = checked(owner, options, dict(arguments))
         for option in options:
             if option.default is inspect.Parameter.empty and option.name not in given:
                 raise OptionError(f"{owner} needs the option {option.name!r}: {option.allowed}.")
