@@ -375,7 +375,7 @@ def test_ranking_by_hand_with_tasks_and_means_that_are_missing_or_equal():
     found = aggregates.relative_gains(x, b, ("a", "b"))
     alone = [aggregates.relative_gains(*(s[t : t + 1, : 6 - t] for s in (x, b)), ("a",)) for t in range(2)]
     assert found.value == pytest.approx(np.mean([each.value for each in alone]))
-    assert found.variance == pytest.approx(sum(each.variance for each in alone) / 4)
+    assert found.error**2 == pytest.approx(sum(each.error**2 for each in alone) / 4)
 
 
 def test_pairs_that_all_differ_by_the_same_are_judged_by_the_sides():
