@@ -141,7 +141,7 @@ def _at(entry: Entry, name: str, point: Mapping[str, Value], together: Sequence[
     return found
 
 
-def _with_bases(rows: Sequence[tuple[Entry, Mapping[str, Value], Entry]], base: object) -> Iterator[dict[str, Any]]:
+def _with_bases(rows: Sequence[tuple[Entry, Mapping[str, Value], Entry]], base: object) -> Iterator[Entry]:
     """Yield multiplied-out rows with their bases. A base with a grid too is the one with the row's own values."""
     families: dict[object, list[tuple[Mapping[str, Value], str]]] = defaultdict(list)
     for row, point, new in rows:
@@ -157,7 +157,9 @@ def _with_bases(rows: Sequence[tuple[Entry, Mapping[str, Value], Entry]], base: 
                 labels = [label for _, label in families[wanted]]
                 by_values[wanted, *axes] = dict(zip(reversed(texts), reversed(labels), strict=True))
             wanted = by_values[wanted, *axes].get(tuple(point[axis].text for axis in axes), wanted)
-        yield {**new, "base": wanted}
+        if wanted is not None:
+            new = {**new, "base": wanted}
+        yield new
 
 
 def read_grid(raw: object, where: str) -> Grid:

@@ -16,12 +16,13 @@ from dipole.benchmarks.manifest import CellEntry, ColumnEntry
 from dipole.benchmarks.results_file import SHIPPED, known_runs
 from dipole.benchmarks.run.reference import START, Time, kind_of, reckon
 from dipole.benchmarks.statistics import LEVEL, detectable, seeds_needed
-from dipole.benchmarks.suite import Job, Sized, read_suite, suites, without_none
+from dipole.benchmarks.suite import Job, Sized, read_suite, suites
 from dipole.benchmarks.suite_results import SuiteResults, numbers
 from dipole.core.record import RunRecord
 from dipole.core.train.config import RunConfig
 from dipole.core.train.domains import adapter_class
 from dipole.core.train.model import construct
+from dipole.core.train.schedule import flat
 from dipole.core.utils.errors import ConfigError, DipoleError, nearest
 from dipole.core.utils.text import counted
 
@@ -205,10 +206,10 @@ def _root_mean_square(values: Iterable[float]) -> float:
 
 def _kinds(config: Mapping[str, Any]) -> list[str]:
     """Return keys of similar runs, narrow to wide: same settings, any objective, same domain and length."""
-    rest = {k: v for k, v in without_none(config).items() if k not in ("name", "description", "seed")}
+    rest = {
+        key: value for key, value in flat(config) if value is not None and key not in ("name", "description", "seed")
+    }
     narrow = json.dumps(rest, sort_keys=True)
-    any_objective = json.dumps({k: v for k, v in rest.items() if k != "objective"}, sort_keys=True)
-    train = rest.get("train")
-    length = [train.get(name) for name in ("epochs", "steps", "batch_size")] if isinstance(train, Mapping) else []
-    wide = json.dumps([rest.get("domain"), *length])
+    any_objective = json.dumps({key: value for key, value in rest.items() if key != "objective"}, sort_keys=True)
+    wide = json.dumps([rest.get(key) for key in ("domain", "train.epochs", "train.steps", "train.batch_size")])
     return [f"same:{narrow}", f"objective:{any_objective}", f"length:{wide}"]

@@ -414,13 +414,4 @@ def _last_wins(overrides: Sequence[str]) -> tuple[str, ...]:
 def written_out(path: Path) -> str:
     """Return the text of a suite with the same cells and no grids. ConfigError if the file is not a suite."""
     read_suite(path)
-    return toml_text(without_none(expand(read_toml(path))))
-
-
-def without_none(value: Any) -> Any:
-    """Drop entries that are None, which TOML cannot write."""
-    if isinstance(value, Mapping):
-        return {key: without_none(each) for key, each in value.items() if each is not None}
-    if isinstance(value, list | tuple):
-        return [without_none(each) for each in value]
-    return value
+    return toml_text(expand(read_toml(path)))

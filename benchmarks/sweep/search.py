@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -18,7 +19,7 @@ from dipole.benchmarks.run.bench import EngineName, finished, make_engine, make_
 from dipole.benchmarks.run.engine import Engine, EngineTask, LocalEngine, TaskResult, visible_gpus
 from dipole.benchmarks.run.worker import ask_to_stop
 from dipole.benchmarks.suite import Job
-from dipole.benchmarks.sweep.study import SWEEPS, Study, Value, corners, path_of, read_space, settings
+from dipole.benchmarks.sweep.study import SWEEPS, Dimension, Study, Value, corners, path_of, read_space, settings
 from dipole.core.cli.output import write
 from dipole.core.record import read_record
 from dipole.core.train.metrics import read_metrics
@@ -56,7 +57,7 @@ def sweep(
     processes too. The search lies in the folder .sweeps of `runs`. `answer` is filled with what `--json` prints.
     """
     answer = {} if answer is None else answer
-    search = _Search(recipe, overrides, space, metric, not minimize, name, runs)
+    search = _Search(recipe, overrides, read_space(space), metric, not minimize, name or "", runs)
     make_runs_folder(runs / SWEEPS)
     slots = make_engine(engine, jobs, threads, slurm=slurm).slots
     folder = runs / SWEEPS / search.name
@@ -104,45 +105,40 @@ def _one_at_a_time(
     return LocalEngine(1, threads or max(1, processors() // slots), gpus[place % max(1, len(gpus)) :][:1])
 
 
+@dataclass
 class _Search:
     """A recipe, a space, and the number by which trials are compared. Checks all of them."""
 
-    def __init__(
-        self,
-        recipe: str,
-        overrides: Sequence[str],
-        space: Sequence[str],
-        metric: str,
-        maximize: bool,
-        name: str | None,
-        runs: Path,
-    ) -> None:
-        self.space = read_space(space)
+    recipe: str
+    overrides: Sequence[str]
+    space: Sequence[Dimension]
+    metric: str
+    maximize: bool
+    name: str  # or "": by content
+    runs: Path
+
+    def __post_init__(self) -> None:
         if not self.space:
             raise ConfigError("a search needs --space, such as --space 'train.learning_rate=log(1e-4, 1e-2)'.")
-        base = load_recipe(recipe, [*overrides, CHOOSING]).config
-        self.described = {
-            "recipe": base.hash, "space": [str(each) for each in self.space], "metric": metric, "maximize": maximize,
-        }  # fmt: skip
+        base = load_recipe(self.recipe, [*self.overrides, CHOOSING]).config
+        space = [str(each) for each in self.space]
+        self.described = {"recipe": base.hash, "space": space, "metric": self.metric, "maximize": self.maximize}
         digest = hashlib.sha256(json.dumps(self.described, sort_keys=True).encode()).hexdigest()[:8]
-        self.name = name or f"{Path(recipe).stem}-{digest}"
+        self.name = self.name or f"{Path(self.recipe).stem}-{digest}"
         if Path(self.name).name != self.name or self.name.startswith("."):
             raise ConfigError(f"--name: {self.name!r} is no name of a file.")
-        self._recipe, self._overrides, self.objective = recipe, tuple(overrides), base.objective
-        self._metric, self._maximize, self._runs = metric, maximize, runs
-        self._lock = threading.RLock()
-        self._failures = 0
+        self.objective, self._lock, self._failures = base.objective, threading.RLock(), 0
         for corner in corners(self.space):
             self.job(corner, CHOOSING)
         if base.train.evaluate_every is None:
             write("Trials are not pruned: the recipe evaluates only at the end (train.evaluate_every).", sys.stderr)
-        for line in unknown_metrics([metric], finished(runs).values()):
+        for line in unknown_metrics([self.metric], finished(self.runs).values()):
             write(f"{line} A search whose first trial lacks it ends.", sys.stderr)
 
     def job(self, values: dict[str, Value], last: str) -> Job:
-        overrides = (*self._overrides, *settings(values, self.objective), last)
-        config = load_recipe(self._recipe, overrides).config
-        return Job(config.hash, config, self._recipe, overrides)
+        overrides = (*self.overrides, *settings(values, self.objective), last)
+        config = load_recipe(self.recipe, overrides).config
+        return Job(config.hash, config, self.recipe, overrides)
 
     def work(self, study: Study, trials: int, engine: Engine) -> None:
         """Run trials one after the other until the wanted number is started. Every slot of a search does this."""
@@ -159,7 +155,7 @@ class _Search:
         with ThreadPoolExecutor(1) as pool:
             watched = pool.submit(self._prune, trial, job.hash, ended)
             try:
-                (result,) = engine.run([EngineTask(job.hash, f"trial {trial.number}", job.command)], self._runs)
+                (result,) = engine.run([EngineTask(job.hash, f"trial {trial.number}", job.command)], self.runs)
             finally:
                 ended.set()
             is_pruned = watched.result()
@@ -178,14 +174,14 @@ class _Search:
         """Report what a running trial measures. Stop it, and return True, if the search has seen enough."""
         reported: set[int] = set()
         while not ended.wait(LOOK_EVERY):
-            for line in _metrics(self._runs / run / "metrics.jsonl"):
-                step, value = line["step"], line.get(f"eval/{self._metric}")
+            for line in _metrics(self.runs / run / "metrics.jsonl"):
+                step, value = line["step"], line.get(f"eval/{self.metric}")
                 if step in reported or not isinstance(value, int | float):
                     continue
                 reported.add(step)
                 trial.report(value, step)
                 if trial.should_prune():
-                    ask_to_stop(self._runs, run)
+                    ask_to_stop(self.runs, run)
                     return True
         return False
 
@@ -193,7 +189,7 @@ class _Search:
         """Return the metric of a trial, or None with the reason."""
         if result.status != "done":
             return None, f"FAILED: {result.message}  (log: {result.log})"
-        results, metric = read_record(self._runs / result.task.hash / "record.json").results, self._metric
+        results, metric = read_record(self.runs / result.task.hash / "record.json").results, self.metric
         if metric not in results:
             raise ConfigError(
                 f"--metric: the evaluation has no {metric!r}.{nearest(metric, results)} It has: {', '.join(results)}."
@@ -205,7 +201,7 @@ class _Search:
 
     def write(self, study: Study, winner: list[str]) -> None:
         with self._lock:
-            study.write(self._recipe, self._metric, self._maximize, winner)
+            study.write(self.recipe, self.metric, self.maximize, winner)
 
 
 def _metrics(path: Path) -> Iterable[dict[str, Any]]:
