@@ -4,6 +4,7 @@ An entry point of the group `dipole.data` names a mapping: name -> `DataSet` (fe
 `Built` (made from the user's own files by `dipole data NAME`). The module of that mapping imports nothing heavy.
 """
 
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,19 @@ class Built:
 
     summary: str
     configure: str
+
+
+def read_sets(path: Path) -> dict[str, DataSet | Built]:
+    """Read data sets from a TOML file: a table of each, with a list of its files or the function that returns them."""
+    found: dict[str, DataSet | Built] = {}
+    for name, table in tomllib.loads(path.read_text(encoding="utf-8")).items():
+        if "configure" in table:
+            found[name] = Built(**table)
+        elif isinstance(table["files"], str):
+            found[name] = DataSet(**table)
+        else:
+            found[name] = DataSet(**table | {"files": tuple(RemoteFile(**each) for each in table["files"])})
+    return found
 
 
 def data_sets() -> dict[str, DataSet | Built]:
