@@ -260,7 +260,7 @@ def write_video(frames: Sequence[NDArray[np.uint8]], path: str | Path, fps: int 
         DataError: if there are no frames, or an environment without a render mode made them.
     """
     check_number(1, 1000, fps=fps)
-    if not len(frames) or any(np.ndim(frame) != 3 or frame.dtype != np.uint8 for frame in frames):
+    if not len(frames) or any(np.shape(each)[2:] not in ((3,), (4,)) or each.dtype != np.uint8 for each in frames):
         raise DataError("a video needs frames (H, W, 3) of uint8: make the environment with render_mode='rgb_array'.")
     path = require_format(path)
     path.parent.mkdir(parents=True, exist_ok=True)

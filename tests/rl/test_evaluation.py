@@ -118,7 +118,8 @@ CURVES = {"none": [[Evaluation(1, 1, (1.0,))], [Evaluation(2, 2, (1.0,))]]}
     (ConfigError, r"shape \(3,\), and the actions are \(1, 2\)", lambda a, _: vars(a).update(WIDE) or a.learn(1)),
     (CheckpointError, "parameters do not fit the agent: .*foo", lambda a, _: a.set_parameters({"foo": {}})),
     (ConfigError, "A file is in the place", lambda a, _: a.learn(1, EvaluationCallback(DotEnv(), folder=__file__))),
-    (DataError, "a video needs frames", lambda _, path: episodes.write_video([], path / "none.gif")),
+    *((DataError, "a video needs frames", lambda _, path, wrong=wrong: episodes.write_video(wrong, path / "none.gif"))
+      for wrong in ([], [WHITE[0][:, :, :1]])),
     (ConfigError, r"\.gif or \.mp4, not '\.avi'", lambda _, path: episodes.write_video(WHITE, path / "film.avi")),
     *((DataError, "finite numbers", lambda *_, wrong=wrong: aggregate(wrong)) for wrong in ([], [1, np.nan])),
     (DataError, "no evaluation at the same env", lambda _, path: episodes.plot_curves(CURVES, path / "c.png")),
