@@ -9,7 +9,9 @@ import inspect
 import json
 import platform
 import re
+import tomllib
 import zipfile
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -55,44 +57,7 @@ FORMS = {
     "drq": Form(TD3, networks.DrQPolicy, "TD3", "DrQ-v2"),
 }
 
-_USAGE = """from stable_baselines3 import {base}
-
-agent = {base}.load("FOLDER/{file}")  # plays, without dipole
-action, _ = agent.predict(observation, deterministic=True)
-
-from dipole.rl import {own}, make_env
-
-agent = {own}.load("FOLDER/agent.zip", env={env})
-agent.learn(10_000, reset_num_timesteps=False)  # goes on as it was trained, with a replay of its own"""
-
-_NOTES = """`dipole play FOLDER/agent.zip --episodes 10 --seed 0` measures it. `agent.zip` holds the networks{also},
-the objective with what it has learned, and every setting. Optimizers and replay start anew. `{file}` holds the
-networks{also}: its deterministic actions are those of `agent.zip`, bit for bit, and `learn` goes on as plain
-{name} of stable-baselines3, on images cut to their middle, without augmentation and without contrast, with a replay of
-{replay:,} transitions (`{base}.load(path, env=..., buffer_size=...)` takes another number)."""
-
-_TRUST = """
-
-Both are files of stable-baselines3: loading one runs code in it, so only load files that you trust. `dipole play` reads
-agent.zip without that. The networks' classes in `{file}` are those of Python {python}. Elsewhere take them from
-`networks.py` and `seen.py` in the same folder:
-
-```python
-from networks import {policy}
-
-agent = {base}.load("FOLDER/{file}", custom_objects={{"policy_class": {policy}}})
-```"""
-
-
-_HUB_USAGE = """from huggingface_sb3 import load_from_hub  # pip install huggingface_sb3
-from stable_baselines3 import {base}
-
-agent = {base}.load(load_from_hub(repo_id="OWNER/NAME", filename="{file}"))
-action, _ = agent.predict(observation, deterministic=True)"""
-
-_HUB_NOTES = """Deterministic mean return of {episodes} episodes, the first with seed {seed}: {mean:.2f} +/- {std:.2f}
-(`results.json`). `{file}` is for stable-baselines3 alone, and `agent.zip` for `dipole play FOLDER/agent.zip` and
-`{own}.load`, and holds the objective and every setting as well."""
+_TEXTS: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 
 
 def export_sb3(agent: PixelAgent, folder: Path, record: Any, data: dict[str, Any]) -> None:
@@ -101,15 +66,9 @@ def export_sb3(agent: PixelAgent, folder: Path, record: Any, data: dict[str, Any
     settings = "".join(f", {name}={value!r}" for name, value in known.get("settings", {}).items())
     env = f'make_env("{known["name"]}"{settings})'
     words = _words(agent, file=form.file, env=env, replay=PLAIN_REPLAY)
-    card = Card(
-        what=f"An agent for `{known['name']}` that sees {named(agent.seen)}: {form.what} with a contrastive objective.",
-        usage=_USAGE.format(**words),
-        pipeline="reinforcement-learning",
-        library="stable-baselines3",
-        tags=("deep-reinforcement-learning", "stable-baselines3", known["name"]),
-        notes=(_NOTES + _TRUST).format(**words),
-    )
-    write_card(folder, card, record, data)
+    what = f"An agent for `{known['name']}` that sees {named(agent.seen)}: {form.what} with a contrastive objective."
+    tags = ("deep-reinforcement-learning", "stable-baselines3", known["name"])
+    write_card(folder, _card("sb3", words, what=what, tags=tags), record, data)
 
 
 def export_hub(
@@ -136,16 +95,10 @@ def export_hub(
         suffix = "gif" if find_spec("imageio_ffmpeg") is None else "mp4"
         write_video(frames, folder / f"replay.{suffix}", int(env.metadata.get("render_fps") or 25))
     words = _words(agent, file=f"{name}.zip", episodes=episodes, seed=seed, mean=mean, std=std)
-    card = Card(
-        what=f"A {form.base.__name__} agent playing `{task}`.",
-        usage=_HUB_USAGE.format(**words),
-        pipeline="reinforcement-learning",
-        library="stable-baselines3",
-        tags=(task, "deep-reinforcement-learning", "reinforcement-learning", "stable-baselines3"),
-        notes=(_HUB_NOTES + _TRUST).format(**words),
-        measured=(("mean_reward", f"{mean:.2f} +/- {std:.2f}"),),
-    )
-    write_card(folder, card, record, data)
+    what = f"A {form.base.__name__} agent playing `{task}`."
+    tags = (task, "deep-reinforcement-learning", "reinforcement-learning", "stable-baselines3")
+    measured = (("mean_reward", f"{mean:.2f} +/- {std:.2f}"),)
+    write_card(folder, _card("hub", words, what=what, tags=tags, measured=measured), record, data)
 
 
 def name_of(algorithm: str, task: str) -> str:
@@ -158,6 +111,12 @@ def _words(agent: PixelAgent, **more: Any) -> dict[str, Any]:
     form = FORMS[agent.algorithm]
     names = {"base": form.base.__name__, "own": type(agent).__name__, "policy": form.policy.__name__}
     return {**form._asdict(), **names, "python": ".".join(platform.python_version_tuple()[:2]), **more}
+
+
+def _card(to: str, words: Mapping[str, Any], **parts: Any) -> Card:
+    notes = "\n\n".join([_TEXTS[to]["notes"], _TEXTS["trust"]]).format(**words)
+    usage = _TEXTS[to]["usage"].format(**words)
+    return Card(usage=usage, notes=notes, pipeline="reinforcement-learning", library="stable-baselines3", **parts)
 
 
 def save_plain(agent: PixelAgent, folder: Path) -> Form:

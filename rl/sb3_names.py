@@ -5,6 +5,7 @@ keywords of SB3's algorithm.
 """
 
 import ast
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,39 +16,10 @@ from dipole.rl.settings import ATTRIBUTES
 
 # SB3's name -> the setting that says the same.
 RENAMED = {new: old for stored in ATTRIBUTES.values() for old, new in stored.items()}
-_OTHERS = {
-    "target_policy_noise": "noise_start, noise_end and noise_steps are the schedule of the noise",
-    "monitor_wrapper": "environments are always monitored",
-}
+_NAMES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 # policy_kwargs that are settings by the same name.
 _OF_POLICY = ("n_critics", "log_std_init", "use_expln", "clip_mean", "use_sde")
-_NOT_OF_POLICY = {
-    "features_extractor_class": (
-        "the encoder is the agent's own (features, layers, filters, tanh). Your own one is trained by "
-        "stable_baselines3's SAC with ContrastiveCallback"
-    ),
-    "features_extractor_kwargs": "the encoder's are the settings features, layers, filters and tanh",
-    "share_features_extractor": "actor and critic always share the convolutions, and each has a head of its own",
-    "optimizer_class": "it is Adam: learning_rate, encoder_learning_rate, beta and temperature_learning_rate set it",
-    "normalize_images": "images are always divided by 255",
-}
 _DEFAULT_OF_POLICY = [("normalize_images", True), ("net_arch", None)]
-# Keys of the zoo for an agent and its environment, and those of [train].
-_AGENT = (
-    "buffer_size", "learning_starts", "gamma", "tau", "train_freq", "gradient_steps", "ent_coef", "target_entropy",
-    "n_steps", "frame_stack", "use_sde", "sde_sample_freq", "use_sde_at_warmup", "n_envs", "policy_kwargs", *RENAMED,
-)  # fmt: skip
-_TRAIN = {"batch_size": "batch_size", "n_timesteps": "steps", "learning_rate": "learning_rate"}
-# Only these values fit an agent from pixels.
-_FITTING = {
-    "policy": ("CnnPolicy", "MlpPolicy", "MultiInputPolicy"),
-    "normalize": (False, "False"),
-    "optimize_memory_usage": (False, True),
-}
-_PRESET = {
-    "env_wrapper": "the environment's own settings",
-    **dict.fromkeys(("noise_type", "noise_std"), "noise_start, noise_end and noise_steps (drq)"),
-}
 
 
 def without_sb3_names(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,7 +29,7 @@ def without_sb3_names(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     # Replay stores every frame once, whatever is given.
     rest = {name: value for name, value in given.items() if name not in ("optimize_memory_usage", "policy_kwargs")}
-    for name, cure in _OTHERS.items():
+    for name, cure in _NAMES["refused"].items():
         if name in rest:
             raise ConfigError(f"{name} is no setting here: {cure}.")
     found = [(new, rest.pop(old), old) for old, new in RENAMED.items() if old in rest]
@@ -99,7 +71,7 @@ def policy_settings(given: Any) -> dict[str, Any]:
             found |= _betas(value)
         elif (name, value) not in _DEFAULT_OF_POLICY:
             known = ", ".join(["net_arch", "activation_fn", *_OF_POLICY, "optimizer_kwargs"])
-            cure = _NOT_OF_POLICY.get(str(name), f"it has {known}")
+            cure = _NAMES["refused_of_policy"].get(str(name), f"it has {known}")
             raise ConfigError(f"policy_kwargs has no {name!r} here: {cure}.")
     return found
 
@@ -140,20 +112,23 @@ def read_zoo(path: str | Path, task: str) -> tuple[dict[str, Any], dict[str, Any
 
 
 def _translated(entry: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    zoo = _NAMES["zoo"]
+    own, of_train, fitting, instead = (*zoo["agent"], *RENAMED), zoo["train"], zoo["fitting"], zoo["instead"]
     given: dict[str, Any] = {}
     train: dict[str, Any] = {}
     for key, value in entry.items():
-        if key in _FITTING:
-            if value not in _FITTING[key]:
-                raise ConfigError(f"{key} must be {_FITTING[key][0]!r} for an agent from pixels, got {value!r}.")
-        elif key in _TRAIN:
-            train[_TRAIN[key]] = _number(key, value)
-        elif key in _AGENT:
+        if key in fitting:
+            if value not in fitting[key]:
+                raise ConfigError(f"{key} must be {fitting[key][0]!r} for an agent from pixels, got {value!r}.")
+        elif key in of_train:
+            train[of_train[key]] = _number(key, value)
+        elif key in own:
             is_whole = isinstance(value, float) and value.is_integer()
             given[key] = int(value) if is_whole else value
         else:
-            known = ", ".join(sorted([*_AGENT, *_TRAIN, *_FITTING]))
-            cure = f"Use {_PRESET[key]} instead" if key in _PRESET else f"Known: {known}"
+            cure = f"Known: {', '.join(sorted([*own, *of_train, *fitting]))}"
+            if key in instead:
+                cure = f"Use {instead[key]} instead"
             raise ConfigError(f"{key} has no meaning here. {cure}.")
     if isinstance(given.get("policy_kwargs"), str):
         given["policy_kwargs"] = _policy_kwargs(given["policy_kwargs"])

@@ -4,8 +4,10 @@ They are keywords of `ContrastiveSAC` and `ContrastiveDrQ`, and keys of a recipe
 in an attribute: in SB3's own if SB3 has one (`ATTRIBUTES`), otherwise in one with the setting's name.
 """
 
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
@@ -40,59 +42,7 @@ CURL_OBJECTIVE = "infonce(similarity=bilinear, temperature=1)"
 # The preset of an algorithm where none is given.
 DEFAULT: dict[str, Preset] = {"sac": "curl", "drq": "drqv2"}
 
-# Changes of each preset to the defaults, which are those of the CURL repository (MishaLaskin/curl, 8416d6e).
-_PRESETS: dict[str, dict[str, Any]] = {
-    # The repository as its run script calls it.
-    "curl": {},
-    # Laskin et al. 2020 and, for the batch, the authors' correction (512 in the final runs): one encoder step, every
-    # crop offset, SAC's halved twin loss.
-    "paper": {"batch_size": 512, "encoder_steps": 1, "crop_inclusive": True, "twin_loss": "half"},
-    # Two cores: a quarter of the pixels and filters, one backward pass. For learning checks, not for the tables.
-    "small": {
-        "batch_size": 64,
-        "buffer_size": 20_000,
-        "learning_starts": 500,
-        "hidden": (256, 256),
-        "filters": 16,
-        "joint_backward": True,
-        "crop_inclusive": True,
-    },
-    # stable-baselines3 2.9's SAC, for agents that see vectors.
-    "sb3": {
-        "batch_size": 256,
-        "learning_rate": 3e-4,
-        "buffer_size": 1_000_000,
-        "learning_starts": 100,
-        "gradient_steps": 1,
-        "hidden": (256, 256),
-        "tau": 0.005,
-        "encoder_tau": 0.005,
-        "actor_every": 1,
-        "target_every": 1,
-        "twin_loss": "half",
-        "encoder_steps": 1,
-        "temperature_learning_rate": 3e-4,
-        "temperature_beta": 0.9,
-        "initial_temperature": 1.0,
-    },
-    # Yarats et al. 2021, as the repository (facebookresearch/drqv2) runs it: returns of three steps, an update every
-    # second agent step, the tanh of the trunk, noise that falls over 500,000 agent steps.
-    "drqv2": {
-        "algorithm": "drq",
-        "augmentation": "shift",
-        "batch_size": 256,
-        "learning_rate": 1e-4,
-        "buffer_size": 1_000_000,
-        "learning_starts": 2000,
-        "train_freq": 2,
-        "gradient_steps": 1,
-        "actor_every": 1,
-        "target_every": 1,
-        "n_steps": 3,
-        "tanh": True,
-    },
-}
-
+_PRESETS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("presets.toml").read_text("utf-8"))
 _WIDTHS = "a list of layer widths, integers >= 1"
 # The allowed values of settings whose types are too complex for pydantic's own messages.
 _IN_WORDS = {

@@ -4,6 +4,8 @@ They use `dm_control.suite` directly: channel-first uint8 frames, a frame stack,
 truncation, and the full state in and out for a bit-equal resume.
 """
 
+import tomllib
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -15,36 +17,11 @@ from dipole.rl.arguments import check_integers, check_seed
 from dipole.rl.envs.observed import StackedEnv
 from dipole.rl.envs.registry import environment, key_of
 
-# The tasks by name. The list is written out, so that naming a task does not load MuJoCo.
-SUITE = {
-    "acrobot": ("swingup", "swingup_sparse"),
-    "ball_in_cup": ("catch",),
-    "cartpole": ("balance", "balance_sparse", "swingup", "swingup_sparse", "two_poles", "three_poles"),
-    "cheetah": ("run",),
-    "dog": ("stand", "walk", "trot", "run", "fetch"),
-    "finger": ("spin", "turn_easy", "turn_hard"),
-    "fish": ("upright", "swim"),
-    "hopper": ("stand", "hop"),
-    "humanoid": ("stand", "walk", "run", "run_pure_state"),
-    "humanoid_CMU": ("stand", "walk", "run"),
-    "lqr": ("lqr_2_1", "lqr_6_2"),
-    "manipulator": ("bring_ball", "bring_peg", "insert_ball", "insert_peg"),
-    "pendulum": ("swingup",),
-    "point_mass": ("easy", "hard"),
-    "quadruped": ("walk", "run", "escape", "fetch"),
-    "reacher": ("easy", "hard"),
-    "stacker": ("stack_2", "stack_4"),
-    "swimmer": ("swimmer6", "swimmer15"),
-    "walker": ("stand", "walk", "run"),
-}
+DOMAINS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 
 # The six tasks of the papers, in the order of their tables (Spin, Swingup, Easy, Run, Walk, Catch).
 PAPER_TASKS = ("finger-spin", "cartpole-swingup", "reacher-easy", "cheetah-run", "walker-walk", "ball_in_cup-catch")
 
-# Control steps per agent step (CURL, appendix): 2 for finger and walker, 8 for cartpole, 4 otherwise.
-_ACTION_REPEAT = {"finger": 2, "walker": 2, "cartpole": 8}
-# Camera 0 of the quadruped is fixed to the world, and 2 follows the body.
-_CAMERA = {"quadruped": 2}
 # Fields of the model that tasks change between episodes (targets, gains, terrain, colours).
 _EPISODE_FIELDS = (
     "body_pos", "body_quat", "geom_pos", "geom_size", "geom_rgba", "site_pos", "site_size", "site_rgba", "light_pos",
@@ -72,7 +49,7 @@ def split(task: str) -> tuple[str, str]:
 
 def suite_names() -> list[str]:
     """All suite tasks as "domain-task"."""
-    return [f"{domain}-{task}" for domain, tasks in SUITE.items() for task in tasks]
+    return [f"{domain}-{task}" for domain, told in DOMAINS.items() for task in told["tasks"]]
 
 
 class ControlEnv(StackedEnv):
@@ -141,7 +118,7 @@ class ControlEnv(StackedEnv):
 
         suite: Any = import_suite()
         self.task = f"{domain}-{name}"
-        self.action_repeat = action_repeat or _ACTION_REPEAT.get(domain, 4)
+        self.action_repeat = action_repeat or DOMAINS[domain].get("action_repeat", 4)
         try:
             self._control = suite.load(domain, name, task_kwargs={**(task_kwargs or {}), "random": seed})
         except TypeError as error:
@@ -149,7 +126,7 @@ class ControlEnv(StackedEnv):
         self._physics = self._control.physics
         self._limit = self._control._step_limit if np.isfinite(self._control._step_limit) else _TIME_LIMIT
         self._rendering = rendering
-        self._view = _CAMERA.get(domain, 0) if camera is None else camera
+        self._view = DOMAINS[domain].get("camera", 0) if camera is None else camera
         # One camera per drawn size, made at first use. MuJoCo reads these values with the first one.
         self._cameras: dict[int, Any] = {}
         visual, largest = self._physics.model.vis, max(size, self.render_size)

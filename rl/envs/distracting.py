@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dipole.core.utils.errors import ConfigError
 from dipole.rl.arguments import check_number
-from dipole.rl.envs.control import ControlEnv, split, suite_names
+from dipole.rl.envs.control import DOMAINS, ControlEnv, split, suite_names
 from dipole.rl.envs.registry import environment
 
 _SHIFT = 0.3  # of the camera at full difficulty, as a share of its distance from the world's centre
@@ -22,8 +22,6 @@ DIFFICULTIES: dict[str | None, tuple[float, float, int | None]] = {
     None: (0.1, 0.03, None),
 }
 _PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
-# Opacity of the floor before the picture (google-research/distracting_control). The others have 0.3.
-_FLOOR = {"reacher": 0.0, "walker": 1.0, "cheetah": 1.0}
 _FLOORS = ("floor", "ground")
 
 
@@ -92,7 +90,7 @@ class DistractingControlEnv(ControlEnv):
         """Let the background be seen through the floor."""
         import mujoco
 
-        model, opacity = self._physics.model, _FLOOR.get(split(self.task)[0], 0.3)
+        model, opacity = self._physics.model, DOMAINS[split(self.task)[0]].get("floor", 0.3)
         for index in np.flatnonzero(np.asarray(model.geom_type) == int(mujoco.mjtGeom.mjGEOM_PLANE)):
             if str(model.id2name(index, "geom")) in _FLOORS:
                 self._plain["geom_rgba"][index, 3] *= opacity
