@@ -15,7 +15,7 @@ from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.data_sets import how_to_get
-from dipole.core.utils.download import is_offline
+from dipole.core.utils.download import offline_by
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.text import warn
 from dipole.core.utils.transfer import prefetched
@@ -159,7 +159,7 @@ class TextAdapter(Adapter):
             if source and source != "pydoc" and not source.startswith("hub:") and not Path(source).exists()
         ]
         try:
-            if config.corpus.startswith("hub:") and is_offline():
+            if config.corpus.startswith("hub:") and offline_by():
                 version_of(config.corpus)
             _check_tasks(config)
         except DataError as error:

@@ -344,10 +344,10 @@ def _write(archive: Path, folder: Path, name: str, is_folder: bool, content: IO[
         shutil.copyfileobj(content, file)
 
 
-def is_offline() -> bool:
-    """Return whether the user has switched the Hub off."""
+def offline_by() -> str:
+    """Return the environment variable by which the user has switched the Hub off, or ""."""
     names = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
-    return any(os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE") for name in names)
+    return next((name for name in names if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")), "")
 
 
 @contextmanager

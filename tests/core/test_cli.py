@@ -153,9 +153,11 @@ def test_show_explains_an_objective_a_table_and_a_recipe(blobs, capsys):
 
 def test_doctor_names_problems_and_fixes(blobs, capsys, monkeypatch):
     rl = Domain("rl", "agents", "absent_package:Adapter", "rl", {"simulator": "absent_package:probe"}, "dipole")
-    monkeypatch.setenv("DIPOLE_DATA", "nowhere")
+    for name, value in (("DIPOLE_DATA", "nowhere"), ("HF_HUB_OFFLINE", "0"), ("HF_DATASETS_OFFLINE", "1")):
+        monkeypatch.setenv(name, value)
     with temporary_domain(rl):
         findings = {each["name"]: each for each in told(capsys, "doctor")}
+    assert findings["hub cache"]["detail"].endswith(" (offline by HF_DATASETS_OFFLINE)")
     assert (findings["torch"]["state"], findings["runs folder"]["state"]) == ("ok", "ok")
     assert findings["data folder"]["fix"] == "Correct or unset DIPOLE_DATA."
     assert findings["rl: simulator"]["fix"] == install_line("rl")

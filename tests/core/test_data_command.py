@@ -208,10 +208,8 @@ def test_a_page_to_log_in_is_not_the_file(serve, tmp_path):
     pages |= {"tar": b'{"error": "\xc3\x9c"}', "gz": b"Busy\n", "parquet": b"<?xml?><Error>"}
     url, _ = serve({f"x.{end}": content for end, content in pages.items()}, {})
     for end, content in pages.items():
-        said = ("has text in place of its content: ", "has a web page ")[
-            page in content
-        ] + rf".* moved to .*x\.{end}\.wrong"
-        fails(DataError, said, fetch, RemoteFile(f"{url}/x.{end}"), tmp_path)
+        said = ("has text in place of its content: ", "has a web page ")[page in content]
+        fails(DataError, rf"{said}.* moved to .*x\.{end}\.wrong", fetch, RemoteFile(f"{url}/x.{end}"), tmp_path)
     url, _ = serve({"x.bin": CONTENT, "x.HTML": CONTENT}, {"headers": {"Content-Type": "text/html; charset=utf-8"}})
     fails(DataError, "sends a web page, not the file", fetch, RemoteFile(f"{url}/x.bin"), tmp_path)
     assert not (tmp_path / "x.bin").exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from dipole.core.train.data_sets import how_to_get
-from dipole.core.utils.download import is_offline
+from dipole.core.utils.download import offline_by
 from dipole.core.utils.errors import DataError, nearest
 from dipole.core.utils.files import is_file, is_folder
 from dipole.core.utils.plugins import import_all
@@ -72,7 +72,7 @@ def missing(source: str) -> str:
         elif source.startswith(SHARDS):
             shards(source.removeprefix(SHARDS))
         elif reader.open is hub:
-            if is_offline():
+            if offline_by():
                 hub(source, Decoding(), None)
         elif Path(source).suffix and not Path(source).expanduser().exists():  # other names may be a plug-in's
             raise DataError(f"no data at {source}.{''.join(map(how_to_get, Path(source).parts))}")

@@ -23,7 +23,7 @@ from dipole.core.cli.app import broken_plugins
 from dipole.core.cli.output import say
 from dipole.core.cli.parser import Runner, add_runs
 from dipole.core.train.domains import Domain, domains
-from dipole.core.utils.download import free_bytes
+from dipole.core.utils.download import free_bytes, offline_by
 from dipole.core.utils.errors import DipoleError
 from dipole.core.utils.extras import install_line
 from dipole.core.utils.files import why
@@ -80,8 +80,9 @@ def examine(runs: Path) -> Iterator[Finding]:
         for title, target in domain.probes.items():
             yield _probe(domain, f"{domain.name}: {title}", target)
     yield _data_folder()
-    hub = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")).absolute()
-    offline = " (offline by HF_HUB_OFFLINE)" if os.environ.get("HF_HUB_OFFLINE") else ""
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    hub = Path(os.environ.get("HF_HOME") or caches / "huggingface").absolute()
+    offline = f" (offline by {offline_by()})" * bool(offline_by())
     yield _writable("hub cache", hub, "missing", "Set HF_HOME to a folder you may write.", offline)
     runs = runs.absolute()
     yield _writable("runs folder", runs, "broken", "Choose another folder with --runs.")
