@@ -102,8 +102,8 @@ class Progress:
         now = time.monotonic()
         if self._timed_from is None:
             self._timed_from = (step, now)
-        notebook = self._bar is None and in_notebook()
-        if self._quiet or now - self._shown < (SHOWN_SECONDS if self._bar is not None or notebook else PLAIN_SECONDS):
+        every = SHOWN_SECONDS if self._bar is not None or in_notebook() else PLAIN_SECONDS
+        if self._quiet or now - self._shown < every:
             return
         self._shown = now
         if self._bar is not None:
@@ -112,11 +112,7 @@ class Progress:
         count = f"{self._unit} {step}"
         if self._total:
             count += f"/{self._total}"
-        line = "  ".join(filter(None, [count, self._text, self._left(step, now)]))
-        if notebook:
-            self._write_over(line)
-        else:
-            _print(line)
+        self._write("  ".join(filter(None, [count, self._text, self._left(step, now)])))
 
     def _left(self, step: int, now: float) -> str:
         assert self._timed_from is not None
@@ -134,7 +130,7 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._task, text=text)
         elif not self._quiet and in_notebook():
-            self._write_over(text)
+            self._write(text)
 
     def note(self, text: str, step: int | None = None) -> None:
         """Print one line above the bar, which shows `step` from now on if it is given."""
@@ -153,10 +149,13 @@ class Progress:
             self._leave_line()
             _print(text)
 
-    def _write_over(self, line: str) -> None:
-        """Overwrite the last line below a notebook cell."""
-        _print(f"\r{line:<{self._over}}", end="")
-        self._over = len(line)
+    def _write(self, line: str) -> None:
+        """Print a line, below a notebook cell over the last one."""
+        if in_notebook():
+            _print(f"\r{line:<{self._over}}", end="")
+            self._over = len(line)
+        else:
+            _print(line)
 
     def _leave_line(self) -> None:
         """End the line that was being overwritten."""
