@@ -115,7 +115,8 @@ def test_grey_runs_read_grey_levels(tmp_path):
 
 
 def test_what_is_no_image_is_refused(tmp_path):
-    refused(DataError, r"no data at .*nothing.*a path must exist", read_images, tmp_path / "nothing")
+    for nothing in (tmp_path / "nothing", "nothing/"):
+        refused(DataError, r"no data at .*nothing.*a path must exist", read_images, nothing)
     refused(DataError, "holds no images", read_images, tmp_path)
     (tmp_path / "a.png").write_bytes(b"\x89PNG")
     np.savez(tmp_path / "a.npz", images=np.zeros((2, 4, 4), np.uint8))

@@ -1,5 +1,6 @@
 """Data sets of the library `datasets`: on the Hub, saved to disk, or as parquet files."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,8 @@ def hub_name(source: str) -> str:
 
 
 def is_hub_id(source: str, path: Path) -> bool:
-    is_id = source in IDS or (source.count("/") == 1 and not path.is_absolute() and not source.startswith("."))
-    return source.startswith(HUB) or (is_id and not path.exists())
+    is_id = source in IDS or re.fullmatch(r"[^./][^/]*/[^/]+", source) is not None
+    return source.startswith(HUB) or (is_id and not path.exists() and not path.is_absolute())
 
 
 @register_source("a Hub id owner/name or hub:NAME", names=tuple(IDS), matches=is_hub_id, general=True, known=SIZES)
