@@ -28,7 +28,7 @@ from dipole.text.embed import FunctionEmbedder, sentence_embedder
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders.networks import SentenceModel
 from dipole.text.encoders.sentence_folder import FolderSettings, folder_settings
-from dipole.text.model import build_model, clip_each, evaluated, expanded, fixed_table, limit_of, positions_of
+from dipole.text.model import build_model, clip_each, expanded, fixed_table, headless, limit_of, positions_of
 from dipole.text.pairs import PAIR_KINDS, PairKind, TextBatch, check_blocks
 from dipole.text.sentences import Sentences
 from dipole.text.senteval.engine import task_names
@@ -219,7 +219,7 @@ class TextAdapter(Adapter):
     def encoder(self, objective: Any = None) -> SentenceEncoder:
         """Return the model as it is evaluated and exported, with the vocabulary of `expand`."""
         c = self.config
-        model, tokens = evaluated(self.module), self.tokens
+        model, tokens = headless(self.module), self.tokens
         if c.expand:
             vectors = c.vectors
             if self._artifacts is not None:

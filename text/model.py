@@ -152,7 +152,7 @@ def with_head(part: Pooled | Transformer, head: Literal["none", "mlp", "mlp_only
     return part
 
 
-def evaluated(model: SentenceModel) -> SentenceModel:
+def headless(model: SentenceModel) -> SentenceModel:
     """Return the model for evaluation and export, without a head for training."""
     if not isinstance(model.f, Headed):
         return model

@@ -22,7 +22,7 @@ __all__ = ["Augment"]
 PresetName = Literal[
     "simclr", "moco", "mocov1", "mocov2", "mocov3", "byol", "simsiam", "nnclr", "swav", "supcon", "cmc", "cacr"
 ]
-Settings = Mapping[str, Any]
+Changes = Mapping[str, Any]
 
 
 def _jitter(brightness: float, saturation: float, hue: float, probability: float = 0.8) -> dict[str, float]:
@@ -34,8 +34,8 @@ def _jitter(brightness: float, saturation: float, hue: float, probability: float
 class Preset:
     """The augmentation of a paper."""
 
-    every: Settings  # of all views, where they differ from those of `AugmentConfig`
-    views: tuple[Settings, ...] = ({}, {})  # of the first view, the second view, ... Further views begin again
+    every: Changes  # of all views, where they differ from those of `AugmentConfig`
+    views: tuple[Changes, ...] = ({}, {})  # of the first view, the second view, ... Further views begin again
     small_views: int = 0  # number of small crops
 
 
@@ -177,7 +177,7 @@ class Augment:
 
 
 def _of_paper(
-    name: str, size: int, views: int | None, small_views: int | None, small_size: int | None, changes: Settings
+    name: str, size: int, views: int | None, small_views: int | None, small_size: int | None, changes: Changes
 ) -> list[AugmentConfig]:
     if name not in PRESETS:
         raise OptionError(f"Augment has no preset {name!r}.{nearest(name, PRESETS)} Presets: {', '.join(PRESETS)}.")
@@ -194,7 +194,7 @@ def _of_paper(
     return large + [_changed({**preset.every, **changes, "size": int(side)}, crops) for _ in range(small)]
 
 
-def _changed(settings: Settings, changes: Settings) -> AugmentConfig:
+def _changed(settings: Changes, changes: Changes) -> AugmentConfig:
     known = [name for name in AugmentConfig.model_fields if name != "view"]
     for name in changes:
         if name not in known:

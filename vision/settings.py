@@ -11,14 +11,14 @@ from dipole.vision.data import DataConfig
 from dipole.vision.encoders import EncoderConfig
 from dipole.vision.probes import ProbeConfig
 
-PairKind = Literal["augmented", "labels", "columns"]
+PairsName = Literal["augmented", "labels", "columns"]
 
 
 class VisionSettings(Settings):
     """The [vision] table without the frameworks' own tables."""
 
     method: str
-    pairs: PairKind = Field(
+    pairs: PairsName = Field(
         "augmented",
         description="augmented: views of an image; labels: all views of a class as well (supervised contrast); "
         "columns: the images, or image and caption, in each row of a table (.csv, .jsonl, .parquet, hub:NAME), which "

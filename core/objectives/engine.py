@@ -42,7 +42,7 @@ log = logging.getLogger("dipole")
 
 _requested: list[str] = []
 # The self-check result of each kernel: an error, or "" if it passed.
-_verdicts: dict[tuple[object, ...], str] = {}
+_selfchecks: dict[tuple[object, ...], str] = {}
 _warned: set[torch.device] = set()
 _logged: set[str] = set()
 _served = 0
@@ -210,18 +210,18 @@ def _in_kernels(problem: MatrixPass) -> tuple[Tensor, ...] | None:
     from dipole.core.objectives.kernels.fused import Launcher, key_of, selfcheck_error
 
     key, device = key_of(problem), problem.factors.x.device
-    if key not in _verdicts:
-        _verdicts[key] = selfcheck_error(problem, dense)
-        if _verdicts[key] and device not in _warned:
+    if key not in _selfchecks:
+        _selfchecks[key] = selfcheck_error(problem, dense)
+        if _selfchecks[key] and device not in _warned:
             _warned.add(device)
             names = ", ".join(str(each) for each in [*problem.statistics, *problem.extremes])
             warnings.warn(
-                f"the triton engine failed its self-check on {device} ({_verdicts[key]}); eager tiles compute "
+                f"the triton engine failed its self-check on {device} ({_selfchecks[key]}); eager tiles compute "
                 f"{names} instead, which is slower. Later failures on this device give no warning. "
                 f"{VARIABLE}=eager silences this one.",
                 stacklevel=2,
             )
-    if _verdicts[key]:
+    if _selfchecks[key]:
         return None
     _served += 1
     return row_sums(Launcher.of(problem))
@@ -355,7 +355,7 @@ def served() -> int:
 
 def failures() -> list[str]:
     """Return what was wrong with the kernels that failed their self-check."""
-    return [error for error in _verdicts.values() if error]
+    return [error for error in _selfchecks.values() if error]
 
 
 def outlook(statistics: Iterable[AnyStatistic]) -> str:

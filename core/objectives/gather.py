@@ -22,26 +22,26 @@ SHARED = ("queue", "queue_labels")
 """Arguments of constructors that are the same on every rank. All other tensors have a row for each instance."""
 
 
-def all_gather_pairs(embedded: Input | GlobalPairs) -> GlobalPairs:
+def all_gather_pairs(given: Input | GlobalPairs) -> GlobalPairs:
     """Gather the rows of all ranks and pair them. A single process only pairs its rows.
 
     Pairs from a constructor are built again from the rows of all ranks. For pairs with user-defined indices, the
     anchors and candidates are gathered and the indices are shifted. If rows do not fit together, or pairs from a
     constructor were changed before gathering, every rank raises PairsError.
     """
-    if isinstance(embedded, GlobalPairs):
-        return embedded
+    if isinstance(given, GlobalPairs):
+        return given
     if world_size() == 1:
-        if isinstance(embedded, EncodedBatch):
-            rows = _rows(embedded)
-            return GlobalPairs(_paired(embedded.relate, rows), features=_features(embedded, rows))
-        return GlobalPairs(_several(embedded))
-    parts, sizes = _agreed(embedded)
+        if isinstance(given, EncodedBatch):
+            rows = _rows(given)
+            return GlobalPairs(_paired(given.relate, rows), features=_features(given, rows))
+        return GlobalPairs(_several(given))
+    parts, sizes = _agreed(given)
     start = sum(sizes[: rank()])
     found = [part.gathered(sizes) for part in parts]
     pairs = tuple(each for part, rows in zip(parts, found, strict=True) for each in _paired(part.relate, rows))
     _check_queues(pairs)
-    features = _features(embedded, found[0]) if isinstance(embedded, EncodedBatch) else ()
+    features = _features(given, found[0]) if isinstance(given, EncodedBatch) else ()
     return GlobalPairs(pairs, slice(start, start + sizes[rank()]), sum(sizes), features)
 
 
@@ -186,7 +186,7 @@ def _parts(given: Input) -> list[_Part]:
     parts = []
     for pairs in _several(given):
         source = source_of(pairs)
-        parts.append(_Part(_rows(source), source.relate, {}) if source else _by_hand(pairs))
+        parts.append(_Part(_rows(source), source.relate, {}) if source else _of_indices(pairs))
     if len({_count(part) for part in parts}) != 1:
         raise PairsError("a tuple of Pairs under several ranks must be made of batches of one size.")
     return parts
@@ -207,7 +207,7 @@ def _several(pairs: Pairs | Sequence[Pairs]) -> tuple[Pairs, ...]:
     return tuple(pairs)
 
 
-def _by_hand(pairs: Pairs) -> _Part:
+def _of_indices(pairs: Pairs) -> _Part:
     """Return the part for pairs with user-defined indices. Each rank's indices refer to its own candidates."""
     if pairs.layout is not None:
         raise PairsError(

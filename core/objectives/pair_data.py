@@ -358,10 +358,10 @@ class PairData:
         return mask
 
 
-Parts = tuple[PairLayout, Tensor, Tensor, Tensor, Tensor]  # layout, anchors, candidates, positives, ignored
+Indexed = tuple[PairLayout, Tensor, Tensor, Tensor, Tensor]  # layout, anchors, candidates, positives, ignored
 
 
-def _of_queries(views: Sequence[Tensor]) -> Parts:
+def _of_queries(views: Sequence[Tensor]) -> Indexed:
     """Return the pairs of `from_views(negatives="queries")`."""
     batch, keys = len(views[0]), (len(views) - 1) * len(views[0])
     z = torch.cat([*views[1:], views[0]])
@@ -371,7 +371,7 @@ def _of_queries(views: Sequence[Tensor]) -> Parts:
     return layout, views[0], z, own + torch.arange(0, keys, batch, device=z.device), own + keys
 
 
-def _of_view_pairs(views: Sequence[Tensor]) -> Parts:
+def _of_view_pairs(views: Sequence[Tensor]) -> Indexed:
     """Return the pairs of `from_views(negatives="view_pairs")`."""
     count, batch = len(views), len(views[0])
     if count == 2:

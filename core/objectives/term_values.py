@@ -46,7 +46,7 @@ class GlobalPairs:
             return pairs
         raise PairsError(
             f"{counted(len(pairs.anchors), 'anchor')} were made of a batch of {counted(self.total, 'row')} over all "
-            "ranks; a relation or a term that leaves anchors out must keep their rows and pad their positives with -1."
+            "ranks; a `relate` or a term that leaves anchors out must keep their rows and pad their positives with -1."
         )
 
     @property

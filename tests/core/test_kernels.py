@@ -315,7 +315,7 @@ def test_wrong_kernels_fail_the_self_check_and_tiles_take_over(part, what):
         return first * 1.05, *others
 
     x, own = unit(6, 9, 0), torch.arange(6).unsqueeze(1)
-    engine._verdicts.clear()
+    engine._selfchecks.clear()
     engine._warned.clear()
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as seen:
         patch.setattr(Launcher, part, wrong)
@@ -323,7 +323,7 @@ def test_wrong_kernels_fail_the_self_check_and_tiles_take_over(part, what):
         for wanted in ([SoftmaxMean(3.0), Sum()], [SoftmaxMean(3.0), Sum()], [Sum()]):
             found = row_statistics(Factors(x, x, 1.0), own, wanted, torch.full((6,), 5), True)[Sum()]
     assert len(engine.failures()) == 2
-    engine._verdicts.clear()
+    engine._selfchecks.clear()
     torch.testing.assert_close(found, (x @ x.T).fill_diagonal_(0).sum(1))
     # NumPy warns about the interpreter's arithmetic.
     (message,) = [str(each.message) for each in seen if "self-check" in str(each.message)]
@@ -341,7 +341,7 @@ def test_the_self_check_passes_on_another_default_device_and_few_anchors_split_t
     assert key_of(problem) == key_of(replace(problem, factors=one_half))
     assert Launcher(problem, Operand(x), Operand(y), excluded.int())._splits()[0] == 3
     x, own = unit(6, 9, 0), torch.arange(6).unsqueeze(1)
-    engine._verdicts.clear()
+    engine._selfchecks.clear()
     with torch.device("meta"):  # as torch.set_default_device
         row_statistics(Factors(x, x, 1.0), own, [Sum()], torch.full((6,), 5, device="cpu"), True)
     assert engine.failures() == []

@@ -127,7 +127,7 @@ class ColumnPairs(PairKind):
             rows["negatives"] = torch.stack(negatives, 1)
         if partners.weights is not None:
             rows["weights"] = partners.weights
-        return EncodedBatch(rows, partial(columns, absent=partners.absent))
+        return EncodedBatch(rows, partial(pair_columns, absent=partners.absent))
 
     @staticmethod
     def example(objective: Composite, dim: int, config: TextSettings, count: int) -> Pairs:
@@ -135,10 +135,10 @@ class ColumnPairs(PairKind):
         rows = {name: torch.randn(count, dim) for name in ("anchor", "positive")}
         if hard:
             rows["negatives"] = torch.randn(count, hard, dim)
-        return columns({**rows, "index": torch.arange(count)}, None)
+        return pair_columns({**rows, "index": torch.arange(count)}, None)
 
 
-def columns(rows: dict[str, Tensor], absent: Tensor | None) -> Pairs:
+def pair_columns(rows: dict[str, Tensor], absent: Tensor | None) -> Pairs:
     """Pair anchors with their positives. `absent` (E,) are the places c B + b where row b has no text in column c."""
     if absent is not None:
         absent = absent.expand(len(rows["anchor"]), -1)

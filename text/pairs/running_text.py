@@ -44,15 +44,16 @@ class WindowPairs(PairKind):
     def embed(self, model: SentenceModel, batch: TextBatch) -> EncodedBatch:
         f, g = model(batch.batch)
         rows = {"f": f, "g": g, "document": batch.document, "index": batch.index}
-        return EncodedBatch(rows, partial(neighbours, window=self.config.window, self_logit=self.config.self_logit))
+        relate = partial(pair_neighbours, window=self.config.window, self_logit=self.config.self_logit)
+        return EncodedBatch(rows, relate)
 
     @staticmethod
     def example(objective: Composite, dim: int, config: TextSettings, count: int) -> Pairs:
         rows = {**example_rows(count), "f": torch.randn(count, dim), "g": torch.randn(count, dim)}
-        return neighbours(rows, config.window, config.self_logit)
+        return pair_neighbours(rows, config.window, config.self_logit)
 
 
-def neighbours(rows: dict[str, Tensor], window: int, self_logit: Literal["zero", "drop"]) -> Pairs:
+def pair_neighbours(rows: dict[str, Tensor], window: int, self_logit: Literal["zero", "drop"]) -> Pairs:
     """Pair each sentence with the sentences of its document in a window."""
     document = rows["document"]
     return Pairs.from_window(rows["f"], rows["g"], document, window, self_logit, labels=document, index=rows["index"])
@@ -78,7 +79,8 @@ class ViewPairs(PairKind):
     def embed(self, model: SentenceModel, batch: TextBatch) -> EncodedBatch:
         f, _ = model(batch.batch)
         first, second = under_masks([*f.chunk(2)], batch, model)
-        return EncodedBatch({"first": first, "second": second, "document": batch.document, "index": batch.index}, views)
+        rows = {"first": first, "second": second, "document": batch.document, "index": batch.index}
+        return EncodedBatch(rows, pair_views)
 
     def check(self, model: SentenceModel) -> Sequence[str]:
         config = self.config
@@ -99,10 +101,10 @@ class ViewPairs(PairKind):
 
     @staticmethod
     def example(objective: Composite, dim: int, config: TextSettings, count: int) -> Pairs:
-        return views({**example_rows(count), "first": torch.randn(count, dim), "second": torch.randn(count, dim)})
+        return pair_views({**example_rows(count), "first": torch.randn(count, dim), "second": torch.randn(count, dim)})
 
 
-def views(rows: dict[str, Tensor]) -> Pairs:
+def pair_views(rows: dict[str, Tensor]) -> Pairs:
     """Pair the two passes of each sentence. The second passes of the others are negatives."""
     return Pairs.cross(rows["first"], rows["second"], labels=rows["document"], index=rows["index"])
 
@@ -154,17 +156,17 @@ class BlockPairs(PairKind):
         f, _ = model(batch.batch)
         first = slice(None, None, self.size)
         rows = {"x": f.view(-1, self.size, f.shape[1]), "labels": batch.document[first], "index": batch.index[first]}
-        return EncodedBatch(rows, partial(members, draw=batch.seed))
+        return EncodedBatch(rows, partial(pair_blocks, draw=batch.seed))
 
     @staticmethod
     def example(objective: Composite, dim: int, config: TextSettings, count: int) -> Pairs:
         size = BlockPairs.unit(config)
         blocks = count // size
         rows = {name: values[::size][:blocks] for name, values in example_rows(count).items()}
-        return members({"x": torch.randn(blocks, size, dim), "labels": rows["document"], "index": rows["index"]}, 0)
+        return pair_blocks({"x": torch.randn(blocks, size, dim), "labels": rows["document"], "index": rows["index"]}, 0)
 
 
-def members(rows: dict[str, Tensor], draw: int) -> Pairs:
+def pair_blocks(rows: dict[str, Tensor], draw: int) -> Pairs:
     return Pairs.from_blocks(rows["x"], anchors="all", labels=rows["labels"], index=rows["index"], draw=draw)
 
 

@@ -30,7 +30,7 @@ from dipole.vision.frameworks.queue import Fresh
 from dipole.vision.heads import Projection
 from dipole.vision.image_set import ImageSet, Order
 from dipole.vision.pairs import kind_of
-from dipole.vision.settings import PairKind, VisionSettings
+from dipole.vision.settings import PairsName, VisionSettings
 
 __all__ = ["Batch", "Branch", "Framework", "Setup", "register_framework"]
 
@@ -91,7 +91,7 @@ class Framework(nn.Module):
     default_negatives: ClassVar[int | None] = None
     positives_key: ClassVar[str] = "views"
     counts_anchor: ClassVar[bool] = True
-    pairs: ClassVar[tuple[PairKind, ...]] = ("augmented", "columns")
+    pairs: ClassVar[tuple[PairsName, ...]] = ("augmented", "columns")
     reads_captions: ClassVar[bool] = False
     projector: ClassVar[tuple[int, Norm] | None] = None
     head_name: ClassVar[Projection] = "simclr"

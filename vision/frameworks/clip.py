@@ -12,7 +12,7 @@ from dipole.core.utils.errors import ConfigError
 from dipole.vision.captions import CaptionBranch
 from dipole.vision.frameworks.base import AnyObjective, Batch, Draw, OneBranch, Setup, embedded, register_framework
 from dipole.vision.frameworks.branch import check_built, check_module, measured, placed_like, rows_of
-from dipole.vision.settings import PairKind, VisionSettings
+from dipole.vision.settings import PairsName, VisionSettings
 
 
 class TextBranch(nn.Module):
@@ -63,7 +63,7 @@ class CLIP(OneBranch):
     without_negatives = "an image's negatives are the other captions of the batch, and vice versa"
     positives_key = ""
     reads_captions = True
-    pairs: ClassVar[tuple[PairKind, ...]] = ("columns",)
+    pairs: ClassVar[tuple[PairsName, ...]] = ("columns",)
     head_name = "clip"
     caption: Any
     """A `CaptionBranch` in a run, else a `TextBranch`."""
