@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dipole.core.objectives.spec import check_whole
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.freezing import in_mode
 from dipole.core.utils.progress import Progress
@@ -70,7 +71,7 @@ class SentenceEncoder:
             progress: show how far it is.
 
         Raises:
-            OptionError: another word for `output` or `normalize`.
+            OptionError: another word for `output` or `normalize`, or `batch_tokens` below 1.
             DataError: a sentence is no text.
         """
         if isinstance(sentences, str):
@@ -80,6 +81,7 @@ class SentenceEncoder:
         how = normalize or self.normalize
         if how not in get_args(Normalize):
             raise OptionError(f"normalize must be 'halves', 'unit' or 'none', got {how!r}")
+        check_whole("batch_tokens", batch_tokens)
         texts: list[Any] = list(sentences) if isinstance(sentences, Iterable) else [sentences]
         if wrong := [type(text).__name__ for text in texts if not isinstance(text, str)]:
             raise DataError(f"sentences must be strings, got {wrong[0]}")

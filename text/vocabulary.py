@@ -252,7 +252,7 @@ def read_vectors(path: str | Path, wanted: Container[str] | None = None) -> tupl
                 if not line.strip():
                     continue
                 first, *numbers = line.rstrip().split(" ")
-                if number == 1 and len(numbers) == 1 and first.isdigit() and numbers[0].isdigit():
+                if number == 1 and len(numbers) == 1 and first.isdecimal() and numbers[0].isdecimal():
                     width = int(numbers[0])
                     continue
                 width = width or len(numbers)

@@ -149,6 +149,7 @@ def test_encode_normalises_transforms_and_shows_progress(encoder, capsys):
     for wrong, kind in ((["a", 3], "int"), ([None], "NoneType"), (None, "NoneType")):
         refused(DataError, f"must be strings, got {kind}", encoder.encode, wrong)
     refused(OptionError, "numpy", encoder.encode, ["a"], output="list")
+    refused(OptionError, "batch_tokens must be .*'x'", encoder.encode, ["a"], batch_tokens="x")
     refused(OptionError, "'unit' or 'none', got 'l2'", encoder.encode, ["a"], normalize="l2")
     encoder.model.train()
     encoder.encode(["a"], progress=True)
@@ -210,6 +211,8 @@ def test_word_vectors(tmp_path):
     for line, message in (("odd 7 8", "2: 2 numbers .* Give text"), ("odd 7 x 9", wrong), ("odd 7 nan 9", wrong)):
         path.write_text(f"the 1 2 3\n{line}\n")
         refused(DataError, message, read_vectors, path)
+    path.write_text("\u00b2 \u00b3\n")
+    refused(DataError, "1: the vector of '\u00b2'", read_vectors, path)
     refused(DataError, "cannot be read", read_vectors, tmp_path / "absent.txt")
 
 

@@ -48,7 +48,7 @@ class Classifier:
         """Read the dictionary that SentEval scripts pass. An unknown key is an error that names the nearest one."""
         unknown = [key for key in params if key not in cls.__dataclass_fields__]
         if unknown:
-            hint = nearest(unknown[0], cls.__dataclass_fields__)
+            hint = nearest(str(unknown[0]), cls.__dataclass_fields__)
             raise OptionError(
                 f"classifier has no setting {unknown[0]!r}; it has {', '.join(cls.__dataclass_fields__)}.{hint}"
             )
