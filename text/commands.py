@@ -1,8 +1,8 @@
 """`dipole data wiki3029`: its arguments. Heavy imports come when it runs."""
 
 import argparse
-import json
 
+from dipole.core.cli.output import print_result
 from dipole.core.cli.parser import Runner, positive, to_path
 from dipole.core.utils.text import counted
 
@@ -31,12 +31,7 @@ def _wiki3029(arguments: argparse.Namespace) -> int:
 
     names = ("articles", "sentences", "words", "seed", "unit", "encoding")
     read, long_enough = build(arguments.source, arguments.out, **{name: getattr(arguments, name) for name in names})
-    if arguments.json:
-        counts = {"taken": arguments.articles, "long_enough": long_enough, "read": read}
-        print(json.dumps({"file": str(arguments.out), "articles": counts}))
-        return 0
-    print(
-        f"{arguments.out}: {counted(arguments.articles, 'article')} of {counted(arguments.sentences, 'sentence')}, "
-        f"drawn from {long_enough} that are long enough, of {read}"
-    )
-    return 0
+    counts = {"taken": arguments.articles, "long_enough": long_enough, "read": read}
+    articles, sentences = counted(arguments.articles, "article"), counted(arguments.sentences, "sentence")
+    said = f"{arguments.out}: {articles} of {sentences}, drawn from {long_enough} that are long enough, of {read}"
+    return print_result(arguments.json, {"file": str(arguments.out), "articles": counts}, said)

@@ -222,7 +222,7 @@ def test_poolings_of_a_transformer(models):
     *((x, {}, "to vectors .* got [<'B]") for x in ("bert", SimpleNamespace, BertTokenizer(vocab={"[UNK]": 0}))),
     (encode, {"tokenizer": "bert"}, "tokenizer and pooling are of a model of transformers, and function is none"),
     (torch.nn.Linear(2, 2), {}, "Linear is no model of transformers and has no method `encode`"),
-    (encode, {"batch_size": 0}, "batch_size must be a whole number >= 1"),
+    *((encode, {name: 0}, f"{name} must be a whole number >= 1") for name in ("batch_size", "halves")),
     (BertModel(TINY), {}, "no tokenizer is saved with BertModel .made in memory.: give tokenizer="),
     (BertModel(TINY), {"pooling": "max"}, "pooling must be one of mean, cls, pooler, got 'max'"),
 ])  # fmt: skip

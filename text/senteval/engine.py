@@ -237,6 +237,7 @@ def evaluate(
         DataError: a task is unknown, a file is missing or damaged, or `encode` gives no finite numbers (n, d).
     """
     settings = ProbeSettings(protocol, kfold, seed, device=check_device(device))
+    check_whole("halves", halves)
     encode = as_encode(encode, batch_size, tokenizer, pooling)
     shown = Progress(quiet=not progress)
     loaded = [load_task(name, task_path, check) for name in task_names(tasks)]
