@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -187,11 +187,13 @@ class ContrastiveLoss(nn.Module):
             columns: features of each, tensors (B, ...) by name, as `forward` takes them.
 
         Raises:
-            PairsError: there is no column.
+            PairsError: there is no column, or one is no features.
             ConfigError: the model gives no sentence embedding.
         """
         if not columns:
             raise PairsError(f"{type(self).__name__} got no column of text; it needs (anchor, positive, ...).")
+        if wrong := [type(each).__name__ for each in columns if not isinstance(each, Mapping)]:
+            raise PairsError(f"give a list with model.preprocess(texts) of each column, not {wrong[0]}.")
         try:
             return embed_columns(self.model, columns)
         except KeyError as error:
@@ -214,6 +216,7 @@ class ContrastiveLoss(nn.Module):
             PairsError: columns or labels that the objective cannot be evaluated on, or another width than a term's
                 parameters.
         """
+        embedded = related_columns(embeddings, labels, self.directions)
         width = embeddings[0].shape[1]
         try:
             self.objective.build(width)
@@ -222,7 +225,6 @@ class ContrastiveLoss(nn.Module):
                 f"embeddings are {width} wide, but a term has parameters of another width: {error} Under "
                 "MatryoshkaLoss leave such a term out, or take matryoshka_dims=[the model's width] alone."
             ) from None
-        embedded = related_columns(embeddings, labels, self.directions)
         ranks = nullcontext() if self.gather_across_devices else as_single_process()
         try:
             with ranks:
@@ -403,6 +405,9 @@ def related_columns(
     embeddings: Sequence[Tensor], labels: Tensor | None, directions: Sequence[str] = ("query_to_doc",)
 ) -> EncodedBatch:
     """Pair the columns (B, d) of a batch. Floating-point labels are ignored if there are two columns or more."""
+    shapes = [str(tuple(each.shape)) for each in embeddings]
+    if len(set(shapes)) != 1 or embeddings[0].ndim != 2:
+        raise PairsError(f"columns must be alike, (B, d) each, got {', '.join(shapes) or 'none'}.")
     batch = len(embeddings[0])
     if not isinstance(labels, Tensor | None):
         raise PairsError(f"labels must be a tensor, got {type(labels).__name__}. Give torch.tensor(class numbers).")
@@ -418,9 +423,6 @@ def related_columns(
         labels = labels.long()  # a column of integers with gaps in it is read as floats
     elif labels is not None and (labels.shape != (batch,) or labels.is_floating_point()):
         labels = None
-    shapes = [str(tuple(each.shape)) for each in embeddings]
-    if len(set(shapes)) > 1:
-        raise PairsError(f"columns must be alike, (B, d) each, got {', '.join(shapes)}.")
     if len(embeddings) == 1 and labels is None:
         raise PairsError(
             "one column of text and no labels: an objective needs (anchor, positive), (anchor, positive, negative_1, "

@@ -218,6 +218,7 @@ def test_a_learned_temperature_gets_its_gradient(folder):
     (lambda m: dipole.text.CachedContrastiveLoss(m, "infonce", mini_batch_size=0), OptionError, "whole number"),
     (lambda m: dipole.text.ContrastiveLoss(m, "infonce")(features(m, 1), None), PairsError, "one column of text"),
     (lambda m: dipole.text.ContrastiveLoss(m, "infonce")([], None), PairsError, "got no column"),
+    (lambda m: dipole.text.CachedContrastiveLoss(m, "infonce")(features(m)[0]), PairsError, "of each column, not str"),
     (lambda m: dipole.text.ContrastiveLoss(m, "infonce")(features(m), [0, 1]), PairsError, "a tensor, got list"),
     (lambda m: dipole.text.ContrastiveLoss(SentenceTransformer(modules=[m[0]]), "infonce")(features(m), None),
      ConfigError, "gives no sentence_embedding"),
@@ -229,8 +230,7 @@ def test_one_message_for_each_mistake(folder, make, error, message):
 
 def test_models_that_cannot_be_wrapped_are_refused(folder):
     tokenizer = tiny_model(folder).tokenizer.backend_tokenizer
-    with pytest.raises(ConfigError, match="got CrossEncoder"):
-        dipole.text.ContrastiveLoss(CrossEncoder(str(folder), num_labels=1, device="cpu"), "infonce")
+    refused(ConfigError, "got CrossEncoder", KINDS[0], CrossEncoder(str(folder), num_labels=1, device="cpu"), "infonce")
     model = SentenceTransformer(modules=[modules.StaticEmbedding(tokenizer, embedding_dim=8)], device="cpu")
     assert torch.isfinite(dipole.text.ContrastiveLoss(model, "infonce")(features(model), None))
     refused(PairsError, "Use ContrastiveLoss for StaticEmbedding", KINDS[1](model, "infonce"), features(model), None)
