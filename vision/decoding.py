@@ -25,7 +25,7 @@ OnCorrupt = Literal["refuse", "skip"]
 LARGEST = 2**30
 """Largest image file in bytes."""
 PROBED = 1000  # images whose bytes enter the fingerprint
-T = TypeVar("T")
+S, T = TypeVar("S"), TypeVar("T")
 
 
 def decode(data: bytes, size: int | None, exact: bool = False) -> np.ndarray:
@@ -64,6 +64,12 @@ def attempt(read: Callable[[], bytes], use: Callable[[bytes], T]) -> T | str:
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, EOFError, struct.error, ...
         # Remove memory addresses: they change from run to run.
         return re.sub(r"\s*:?\s*<[^>]* at 0x[^>]*>", "", str(error)) or type(error).__name__
+
+
+def in_parallel(use: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
+    """Yield `use` of each item, in their order, from a thread for each core."""
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        yield from pool.map(use, items)
 
 
 def describe(broken: Sequence[str], total: int) -> str:
@@ -168,8 +174,7 @@ class Encoded:
     def _map(self, index: Tensor | slice, use: Callable[[int, bytes], T]) -> list[T]:
         """Apply `use` to (place in `index`, bytes) of each image, in parallel."""
         rows = self.rows[index].tolist()
-        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            return list(pool.map(lambda place: self._one(rows[place], partial(use, place)), range(len(rows))))
+        return list(in_parallel(lambda place: self._one(rows[place], partial(use, place)), range(len(rows))))
 
     def _one(self, row: int, use: Callable[[bytes], T]) -> T:
         for place in self._in_turn(row):

@@ -1,8 +1,6 @@
 """Features of image files from a trained encoder, with the preprocessing of its evaluation."""
 
-import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -17,7 +15,7 @@ from torch import Tensor
 from dipole.core.train.inference import Embedder, Inputs
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.pictures import open_image
-from dipole.vision.decoding import attempt, decode, file_bytes
+from dipole.vision.decoding import attempt, decode, file_bytes, in_parallel
 from dipole.vision.sources import described, open_source, reader_of
 from dipole.vision.sources.base import Decoding
 from dipole.vision.sources.folder import FOLDER, SUFFIXES, scan
@@ -53,18 +51,17 @@ class ImageEmbedder(Embedder):
             raise OptionError(f"--column {column}: image files have no columns.")
 
         def rows() -> Iterator[tuple[str, Tensor]]:
-            with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-                while some := list(islice(images, AT_ONCE)):
-                    for (name, _), found in zip(some, pool.map(self._decode, some), strict=True):
-                        if isinstance(found, Tensor):
-                            yield name, found
-                        elif self.on_corrupt == "skip":
-                            self.skipped.append(f"{name} ({found})")
-                        else:
-                            fix = "Repair it, take it out, or add --on-corrupt skip"
-                            if where / name == path:
-                                fix = f"Give an image that can be read, or {described()}"
-                            raise DataError(f"{where / name} cannot be decoded ({found}). {fix}.")
+            while some := list(islice(images, AT_ONCE)):
+                for (name, _), found in zip(some, in_parallel(self._decode, some), strict=True):
+                    if isinstance(found, Tensor):
+                        yield name, found
+                    elif self.on_corrupt == "skip":
+                        self.skipped.append(f"{name} ({found})")
+                    else:
+                        fix = "Repair it, take it out, or add --on-corrupt skip"
+                        if where / name == path:
+                            fix = f"Give an image that can be read, or {described()}"
+                        raise DataError(f"{where / name} cannot be decoded ({found}). {fix}.")
 
         return Inputs("path", rows(), len(files) or None)
 

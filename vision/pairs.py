@@ -1,9 +1,7 @@
 """Kinds of pairs (vision.pairs): which images are positives of each other. Pairs of a table are read here."""
 
 import hashlib
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,7 +17,7 @@ from dipole.core.utils.rows import located_rows, require_columns, texts_in
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.text import counted, warn
 from dipole.vision.data import Parts, check_same_shape, load
-from dipole.vision.decoding import attempt, decode, describe
+from dipole.vision.decoding import attempt, decode, describe, in_parallel
 from dipole.vision.image_set import Images, ImageSet, Order, complete_labels, image_order, taken
 from dipole.vision.settings import VisionSettings
 from dipole.vision.sources import missing
@@ -282,8 +280,7 @@ def _decoded(
     problems = [""] * len(files)
     if decoding.on_corrupt == "skip":
         # Try all: an image that replaces a broken one later does not belong to the row.
-        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            problems = list(pool.map(problem, (file for file, _ in files)))
+        problems = list(in_parallel(problem, (file for file, _ in files)))
     broken = [f"{where} ({found})" for (_, where), found in zip(files, problems, strict=True) if found]
     if broken:
         warn(f"skipped {describe(broken, len(files))}")

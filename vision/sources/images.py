@@ -1,8 +1,6 @@
 """Encoded images to an `ImageSet`: decoded to one tensor, or left encoded if memory is too small."""
 
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +9,7 @@ from torch import Tensor
 
 from dipole.core.utils.errors import DataError, nearest
 from dipole.core.utils.text import are, counted, warn
-from dipole.vision.decoding import Encoded, Stream, attempt, decode, describe, first_names
+from dipole.vision.decoding import Encoded, Stream, attempt, decode, describe, first_names, in_parallel
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import Classes, Decoding
 
@@ -83,18 +81,17 @@ def decode_all(
     images: list[np.ndarray] = []
     kept: list[int] = []
     broken: list[str] = []
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        for i, found in enumerate(pool.map(decoded, range(len(items)))):
-            if isinstance(found, str):
-                broken.append(f"{items[i]} ({found})")
-                continue
-            if images and found.shape != images[0].shape:
-                raise DataError(
-                    f"{items[i]} has {found.shape[1]} x {found.shape[0]} pixels, but {items[kept[0]]} "
-                    f"{images[0].shape[1]} x {images[0].shape[0]}. Set vision.data.size to bring all to one size."
-                )
-            images.append(found)
-            kept.append(i)
+    for i, found in enumerate(in_parallel(decoded, range(len(items)))):
+        if isinstance(found, str):
+            broken.append(f"{items[i]} ({found})")
+            continue
+        if images and found.shape != images[0].shape:
+            raise DataError(
+                f"{items[i]} has {found.shape[1]} x {found.shape[0]} pixels, but {items[kept[0]]} "
+                f"{images[0].shape[1]} x {images[0].shape[0]}. Set vision.data.size to bring all to one size."
+            )
+        images.append(found)
+        kept.append(i)
     if broken and (options.on_corrupt == "refuse" or not images):
         other = ", or set vision.data.on_corrupt = 'skip'" if options.on_corrupt == "refuse" else ""
         raise DataError(f"{describe(broken, len(items))}. Repair or remove them{other}.")
