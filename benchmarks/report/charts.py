@@ -260,14 +260,13 @@ def cost(results: SuiteResults) -> list[Picture]:
 
 def _costs(title_of: Callable[[str], str], runs: Mapping[str, Sequence[RunRecord]]) -> list[Picture]:
     found = []
-    seconds = {label: [record.wall_seconds for record in each] for label, each in runs.items() if each}
-    # The memory of the GPU if there was one, else of the process.
-    memory = {
-        label: [(record.peak_device_bytes or record.peak_memory_bytes) / 2**20 for record in each]
-        for label, each in runs.items()
-        if each
-    }
-    for what, unit, values in (("wall time of a run", "s", seconds), ("largest memory of a run", "MB", memory)):
+    measures: Sequence[tuple[str, str, Callable[[RunRecord], float]]] = (
+        ("wall time of a run", "s", lambda run: run.wall_seconds),
+        # The memory of the GPU if there was one, else of the process.
+        ("largest memory of a run", "MB", lambda run: (run.peak_device_bytes or run.peak_memory_bytes) / 2**20),
+    )
+    for what, unit, measure in measures:
+        values = {label: list(map(measure, each)) for label, each in runs.items() if each}
         means = [fmean(each) for each in values.values()]
         if len(means) < 2 or max(means) - min(means) <= SAME * max(means):
             continue
