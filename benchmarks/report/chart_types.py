@@ -235,11 +235,7 @@ def interval_chart(title: str, x_label: str, rows: Sequence[ChartRow], reference
         def x(field: str = "x") -> Any:
             return alt.X(f"{field}:Q", title=x_label, scale=scale)
 
-        tips += [
-            tip("x", x_label, ".5~g"),
-            tip("low", number_format=".5~g"),
-            tip("high", number_format=".5~g"),
-        ]
+        tips += [tip("x", x_label, ".5~g"), tip("low", number_format=".5~g"), tip("high", number_format=".5~g")]
         span = alt.Chart().mark_rule(strokeWidth=3, opacity=0.55).transform_filter("isValid(datum.low)")
         point = alt.Chart().mark_point(filled=True, size=80)
         layers = [span.encode(**shared, x=x("low"), x2=alt.X2("high"))]

@@ -16,16 +16,7 @@ from typing import Any
 
 from dipole.benchmarks.claims.judge import JudgedClaim
 from dipole.benchmarks.report import charts, findings, ranking, tables
-from dipole.benchmarks.report.chart import (
-    CONFIG,
-    Chart,
-    Picture,
-    drawn_at_once,
-    pictured,
-    runtime,
-    to_files,
-    to_svg,
-)
+from dipole.benchmarks.report.chart import CONFIG, Chart, Picture, drawn_at_once, pictured, runtime, to_files, to_svg
 from dipole.benchmarks.report.chart_types import scatter_chart
 from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, escaped, template, to_csv, to_json, to_latex
 from dipole.benchmarks.report.table import to_markdown as table_to_markdown
