@@ -302,8 +302,6 @@ def _page(report: Report, sections: Sequence[Section], link: Callable[[str], str
         style=trusted(style),
         drawn=lambda picture, is_now: trusted(_drawn(picture, is_now)),
         at_once=drawn_at_once,
-        notes=lambda pictures: list(dict.fromkeys(picture.note for picture in pictures if picture.note)),
-        is_number=lambda value: isinstance(value, int | float),
         last=DETECTABLE,
     )
 
