@@ -201,14 +201,6 @@ class SuiteResults:
                     if value is not None and isfinite(value * factor):
                         self._samples[*place, name][cell.seed] = value * factor
 
-    def _label(self, name: str) -> str:
-        """Return the label of the row of a label, or of a method with a single row."""
-        labels = [row.label for row in self.rows]
-        methods = [label for label in labels if label.partition(" / ")[0] == name]
-        if name not in labels and len(methods) == 1:
-            return methods[0]
-        return name
-
     def value(self, row: str, column: str, field: str = "mean") -> float | None:
         """Return the mean over the seeds of a cell, or None if nothing was run. For the fields see `samples`."""
         samples = self.samples(row, column, field)
@@ -216,7 +208,9 @@ class SuiteResults:
 
     def samples(self, row: str, column: str, field: str = "mean") -> Samples | None:
         """Return values by seed: "mean", "untrained", or "drop", the loss against the balanced column or group."""
-        label = self._label(row)
+        printed, label = self.table and self.table.find(row), row
+        if printed is not None:  # of a method with a single row
+            label = printed.label
         if field != "drop":
             return self._samples.get((label, column, field))
         found = self._samples.get((label, column, "mean"), {})

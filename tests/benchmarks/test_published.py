@@ -53,9 +53,9 @@ def test_published_tables_hold_the_known_cells():
 
 
 def test_exchanged_columns_missing_rows_and_other_protocols():
-    assert "SUBJ and MPQA" in published.table("lmcl-table4").notes[0]
-    assert "SUBJ and MPQA" in published.table("cllr-table2").notes[0]
-    assert all("SUBJ and MPQA are" not in note for note in published.table("lmcl-table5").notes)
+    assert "SUBJ and MPQA" in published.table("lmcl-table4").issues[0]
+    assert "SUBJ and MPQA" in published.table("cllr-table2").issues[0]
+    assert all("SUBJ and MPQA are" not in note for note in published.table("lmcl-table5").issues)
     test = {"kind": "compare", "table": "t", "a": "new", "b": "base", "op": ">", "columns": "all"}
     claim = Claim("x", "p", "new beats base", "Table 1", "text", (test,))
     cells = {("base", "A", "mean"): {0: 1.0, 1: 2.0}, ("new", "A", "mean"): {0: 2.0, 1: 3.5}}
