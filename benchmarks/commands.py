@@ -16,7 +16,7 @@ NEXT = """
 Next steps:
   dipole train digits-simclr --set 'objective=hcl + 0.2*dp'       # train an objective of your own
   dipole list objectives                                          # `dipole show NAME` explains one
-  dipole list runs{runs}  # the runs of the demo. `dipole compare RUN RUN`
+  dipole list runs{runs}  # the runs of the demo. `dipole compare RUN OTHER`
   dipole bench --plan                                             # the papers' tables with their times"""
 RUNS = "folders of runs, results files and folders of them. `shipped`: the results that come with dipole"
 

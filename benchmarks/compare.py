@@ -29,7 +29,7 @@ def compare(parser: argparse.ArgumentParser) -> Runner:
     numbers (Holm) at level 0.05. A verdict needs two seeds of each.
     """
     parser.add_argument("first", metavar="RUN", help="folder of a finished run, or the first digits of its hash")
-    parser.add_argument("second", metavar="RUN", help="the run to compare it with")
+    parser.add_argument("second", metavar="OTHER", help="the run to compare it with")
     add_runs(parser, "folder to look hashes up in")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return _compare

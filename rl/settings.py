@@ -152,7 +152,7 @@ class AgentTable(Settings):
     def _of_one_algorithm(self) -> Self:
         own = [name for name, values in _PRESETS.items() if values.get("algorithm", "sac") == self.algorithm]
         if self.preset not in own:
-            raise ValueError(f"the preset {self.preset!r} is none of {self.algorithm!r}, whose are {', '.join(own)}.")
+            raise ValueError(f"{self.preset!r} is no preset of {self.algorithm!r}. Its presets: {', '.join(own)}.")
         for name, users in USERS.items():
             if self.algorithm not in users and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(

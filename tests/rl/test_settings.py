@@ -231,7 +231,7 @@ def test_recipes_keep_their_run_id_and_the_papers_rates():
     ({"hidden": 5}, "hidden must be a list of layer widths, integers >= 1, got 5"),
     ({"algorithm": "drq", "ent_coef": 0.1}, "ent_coef no effect on the algorithm 'drq': it is a setting of sac"),
     ({"noise_clip": 0.1}, "noise_clip has no effect on the algorithm 'sac': it is a setting of drq"),
-    ({"algorithm": "drq", "preset": "curl"}, "the preset 'curl' is none of 'drq', whose are drqv2"),
+    ({"algorithm": "drq", "preset": "curl"}, "preset 'curl' is no preset of 'drq'. Its presets: drqv2"),
 ])  # fmt: skip
 def test_python_and_recipes_refuse_the_same_values(given, said):
     """`said` is a word and the text that stand in both messages."""
