@@ -17,19 +17,56 @@ from dipole.core.utils.microbatch import microbatched, patched_forward
 
 
 class Cached(nn.Module):
-    """An encoder and an objective with the gradient of the whole batch. Create it with `cached`.
+    """Join an encoder and an objective so that memory grows with `microbatch` and the loss sees the whole batch.
+
+        >>> step = dipole.cached(torch.nn.Linear(8, 4), "infonce(temperature=0.1)", microbatch=32)
+        >>> loss = step(torch.randn(256, 8), torch.randn(256, 8))  # each (B, ...), B as large as the loss should see
+        >>> loss.backward()
+
+    Without dropout the gradient equals that of `objective(encoder(view1), encoder(view2))`. With dropout each
+    microbatch draws its own masks, the same in both passes. The first pass computes embeddings without a graph. The
+    loss gives their gradient, and the encoder runs again on each microbatch (Gao et al. 2021, Sec. 3.2). Buffers are
+    updated once. Batch norm takes its statistics from a microbatch. Second derivatives raise an error.
 
     Args:
-        encoder: as in `cached`.
-        objective: a module or a function, not a text.
-        microbatch: as in `cached`.
-        pairs: as in `cached`.
+        encoder: takes a view, a tensor (B, ...) or a mapping, list or tuple of such, and returns embeddings (B, d).
+            It may be wrapped in DistributedDataParallel, or `cached(...)` itself may be.
+        objective: from `dipole.objective`, its text, or any function of embeddings that returns a scalar.
+        microbatch: rows that the encoder sees at a time, >= 1.
+        pairs: converts embeddings to `Pairs` or `EncodedBatch`. By default the embeddings are views.
+
+    Raises:
+        OptionError: an argument has a wrong type or value.
+        SpecError: the text is invalid.
+        PairsError: from a call, if rows do not fit together.
+
+    Source: Gao et al. 2021 (GradCache). They call backward twice. Here the second pass is part of the caller's backward
+    pass, so hooks, loss scaling and gradient synchronisation see each parameter's gradient once.
     """
 
     def __init__(
-        self, encoder: nn.Module, objective: Callable[..., Any], microbatch: int, pairs: Callable[..., Any] | None
+        self,
+        encoder: nn.Module,
+        objective: nn.Module | Callable[..., Any] | str,
+        *,
+        microbatch: int,
+        pairs: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(encoder, nn.Module):
+            raise OptionError(
+                f"cached: encoder must be a torch.nn.Module, got {type(encoder).__name__}. Several encoders are one "
+                "module whose forward pass calls each of them."
+            )
+        if isinstance(objective, str):
+            objective = build_objective(objective)
+        elif not callable(objective):
+            raise OptionError(
+                f"cached: objective must be an objective, its text or a function of embeddings, got {objective!r}."
+            )
+        if pairs is not None and not callable(pairs):
+            raise OptionError(f"cached: pairs must be a function from embeddings to Pairs, got {pairs!r}.")
+        check_whole("cached: microbatch", microbatch)
         self.encoder = encoder
         self.objective = objective
         self.microbatch = microbatch
@@ -90,55 +127,4 @@ class Cached(nn.Module):
         return found
 
 
-def cached(
-    encoder: nn.Module,
-    objective: nn.Module | Callable[..., Any] | str,
-    *,
-    microbatch: int,
-    pairs: Callable[..., Any] | None = None,
-) -> Cached:
-    """Join an encoder and an objective so that memory grows with `microbatch` and the loss sees the whole batch.
-
-        >>> step = dipole.cached(torch.nn.Linear(8, 4), "infonce(temperature=0.1)", microbatch=32)
-        >>> loss = step(torch.randn(256, 8), torch.randn(256, 8))  # each (B, ...), B as large as the loss should see
-        >>> loss.backward()
-
-    Without dropout the gradient equals that of `objective(encoder(view1), encoder(view2))`. With dropout each
-    microbatch draws its own masks, the same in both passes. The first pass computes embeddings without a graph. The
-    loss gives their gradient, and the encoder runs again on each microbatch (Gao et al. 2021, Sec. 3.2). Buffers are
-    updated once. Batch norm takes its statistics from a microbatch. Second derivatives raise an error.
-
-    Args:
-        encoder: takes a view, a tensor (B, ...) or a mapping, list or tuple of such, and returns embeddings (B, d).
-            It may be wrapped in DistributedDataParallel, or `cached(...)` itself may be.
-        objective: from `dipole.objective`, its text, or any function of embeddings that returns a scalar.
-        microbatch: rows that the encoder sees at a time, >= 1.
-        pairs: converts embeddings to `Pairs` or `EncodedBatch`. By default the embeddings are views.
-
-    Returns:
-        A module (`Cached`) with the parameters of both. A call returns the loss, (). `embed(view)` returns embeddings,
-        (B, d).
-
-    Raises:
-        OptionError: an argument has a wrong type or value.
-        SpecError: the text is invalid.
-        PairsError: from a call, if rows do not fit together.
-
-    Source: Gao et al. 2021 (GradCache). They call backward twice. Here the second pass is part of the caller's backward
-    pass, so hooks, loss scaling and gradient synchronisation see each parameter's gradient once.
-    """
-    if not isinstance(encoder, nn.Module):
-        raise OptionError(
-            f"cached: encoder must be a torch.nn.Module, got {type(encoder).__name__}. Several encoders are one module "
-            "whose forward pass calls each of them."
-        )
-    if isinstance(objective, str):
-        objective = build_objective(objective)
-    elif not callable(objective):
-        raise OptionError(
-            f"cached: objective must be an objective, its text or a function of embeddings, got {objective!r}."
-        )
-    if pairs is not None and not callable(pairs):
-        raise OptionError(f"cached: pairs must be a function from embeddings to Pairs, got {pairs!r}.")
-    check_whole("cached: microbatch", microbatch)
-    return Cached(encoder, objective, microbatch, pairs)
+cached = Cached

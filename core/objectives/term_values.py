@@ -254,6 +254,9 @@ class Rows:
         return all_sum(values.sum())
 
 
+_OWN_NAMES = frozenset((*dir(Rows), "pairs", "x", "y", "extra_pairs", "features", "notes"))
+
+
 @dataclass(frozen=True)
 class TermValue:
     """The value of one term.
@@ -388,6 +391,8 @@ def asked_statistics(term: Objective) -> dict[str, AnyStatistic]:
     asked: dict[str, AnyStatistic] = term.statistics()
     fine = isinstance(asked, dict) and all(isinstance(each, (Statistic, Extreme)) for each in asked.values())
     _demand(term, "statistics", fine, "row statistics by name, such as {'negatives': dipole.LogSumExp(2.0)}", asked)
+    for name in asked.keys() & _OWN_NAMES:
+        raise PairsError(f"{term.registered_name()}: rows.{name} is no statistic. Give the statistic another name.")
     return asked
 
 

@@ -229,6 +229,7 @@ def test_an_outcome_says_where_its_loss_is_and_a_term_what_a_loss_must_be():
         (r"loss must return one value .* \(8,\), .*, got \(3, 1\)", {"loss": lambda self, positive, _: positive[:3]}),
         ("statistics must return row statistics by name, .*, got list", {"statistics": lambda self: [Sum()]}),
         ("statistics must return .*, got dict", {"statistics": lambda self: {"total": 2.0}}),
+        ("rows.count is no statistic. Give .* another name", {"statistics": lambda self: {"count": Sum()}}),
         ("prepare must return Pairs, got NoneType", {"prepare": lambda self, pairs: None}),
         ("extra_pairs must return a tuple of Pairs, got Pairs", {"extra_pairs": lambda self, pairs: pairs}),
         (r"project must return x \(A, h\), .*, got tuple", {"project": lambda self, pairs: (pairs.anchors, None)}),

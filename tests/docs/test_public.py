@@ -45,7 +45,6 @@ def test_what_packages_export_pages_import_and_functions_return_is_public():
         "dipole.text.ContrastiveLoss", "dipole.rl.ContrastiveSAC", "dipole.Pairs", "dipole.parametrize_with_checks",
         "dipole.Adapter", "dipole.Context", "dipole.Domain", "dipole.Settings", "dipole.Tempered", "dipole.add_domain",
         "dipole.reference.total", "dipole.DipoleError", "dipole.rl.pixel_agent.PixelAgent",
-        "dipole.core.objectives.cached.Cached",  # `dipole.cached` returns it
         "dipole.core.objectives.term_values.TermValue",  # `Outcome`, which objectives return, has some
         "dipole.core.utils.seeding.Seeds",  # a key of `Context`
     }  # fmt: skip
