@@ -11,7 +11,6 @@ from torch import Tensor
 from dipole.core.objectives.checks import by_anchor, by_instance, check_tensor, reads_at_once, shape_of
 from dipole.core.objectives.encoded_batch import EncodedBatch, Relation
 from dipole.core.objectives.indices import absolute, relative
-from dipole.core.objectives.pair_data import NO_VIEW
 from dipole.core.objectives.pairs import OF_ANCHORS, OF_CANDIDATES, Pairs
 from dipole.core.objectives.term_values import GlobalPairs
 from dipole.core.utils.distributed import all_numbers, gather_rows, rank, world_size
@@ -108,9 +107,7 @@ def _mark(pairs: Pairs) -> int:
     """Return a checksum of a sample of the queue's rows, or 0 without a queue."""
     if not pairs.facts.queue:
         return 0
-    runs = pairs.facts.candidate_views
-    first = sum(length for _, length in runs[: next(n for n, (view, _) in enumerate(runs) if view == NO_VIEW)])
-    rows = pairs.candidates.detach()[first : first + pairs.facts.queue]
+    rows = pairs.candidates.detach()[pairs.facts.past]
     some = rows[:: max(1, len(rows) // QUEUE_ROWS_READ)].double()
     return zlib.crc32(some.numpy().tobytes())
 

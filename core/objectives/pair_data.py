@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
-from itertools import combinations
+from itertools import combinations, takewhile
 from typing import Any, Literal, Self, TypeVar, cast, get_args
 
 import torch
@@ -49,6 +49,12 @@ class PairLayout:
         if view == NO_VIEW and len(self.candidate_views) > 1:
             return length
         return 0
+
+    @property
+    def past(self) -> slice:
+        """Candidates of the queue."""
+        first = sum(length for _, length in takewhile(lambda run: run[0] != NO_VIEW, self.candidate_views))
+        return slice(first, first + self.queue)
 
     def of_rows(self, values: Tensor, outside: Tensor | int | None) -> tuple[Tensor, Tensor | None]:
         """Return values (B,) of the instances for the anchors and for the candidates.

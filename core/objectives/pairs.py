@@ -1,7 +1,6 @@
 """Pairs: anchors, candidates, positives and ignored rows. This is the input of every objective."""
 
 from dataclasses import replace
-from itertools import takewhile
 from typing import Any, Literal, Self
 
 import torch
@@ -405,14 +404,13 @@ class Pairs(Constructors):
             return (self,)
         # Otherwise more rows of the anchor's own view are excluded than itself.
         plain = not facts.padded and self.excluded.shape[1] == len(facts.anchor_views)
-        first = sum(length for _, length in takewhile(lambda run: run[0] != NO_VIEW, facts.candidate_views))
-        queue = slice(first, first + facts.queue)
+        queue = facts.past
         for view, length in facts.anchor_views:
             mine, runs = slice(start, start + length), ((view, length),)
             ignored = torch.arange(length, device=self.anchors.device).unsqueeze(1)
             if not plain:
                 listed = self.excluded[mine]
-                place = start + facts.queue * (start >= first)  # of anchors behind the queue (`with_intra_batch`)
+                place = start + facts.queue * (start >= queue.start)  # of anchors behind the queue (`with_intra_batch`)
                 inside = (listed >= place) & (listed < place + length) & (start < facts.among)
                 past = (listed >= queue.start) & (listed < queue.stop)
                 elsewhere = torch.where(past, listed - queue.start + length, -1)

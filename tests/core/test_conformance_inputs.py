@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.functional import cosine_similarity, cross_entropy, normalize, softplus
 
 from dipole import TEMPERATURE, DipoleError, Objective, Range, check_objective
+from dipole import full_precision as full
 from dipole.core.cli import main
 from dipole.core.utils.distributed import all_sum
 
@@ -27,10 +28,6 @@ CLOSE = {
     "large epsilon": {"unit": lambda x: normalize(x, dim=1, eps=0.05)},
     "large epsilon added": {"unit": lambda x: x / (x.norm(dim=1, keepdim=True) + 0.05)},
 }
-
-
-def full(x):
-    return x.float() if x.dtype.itemsize < 4 else x
 
 
 class Proxies(nn.Module):  # one vector for each class (normalized softmax), and other names of the arguments

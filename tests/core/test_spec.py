@@ -151,8 +151,7 @@ def test_every_entry_says_what_it_is(entry):
     assert entry.summary.endswith(".")
     assert all((entry.formula, entry.source))
     assert not [option.name for option in entry.options if not (option.help and option.allowed)]
-    starts = [option.help for option in entry.options if option.name == "init"]
-    assert all(f"{entry.target.first_temperature} when none" in each for each in starts)
+    assert all(f"{entry.target.first_temperature} when none" in o.help for o in entry.options if o.name == "init")
 
 
 REGISTER = """

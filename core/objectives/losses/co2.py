@@ -37,9 +37,6 @@ class CO2(Tempered):
         p_ij ~ e^{s(a_i, c_j)/tau'}, q_ij ~ e^{s(c_p, c_j)/tau'} over j in N(i), p the (first) positive of i
         L_i = InfoNCE_i + weight * ( KL(p_i | q_i) + KL(q_i | p_i) ) / 2
 
-    Raises:
-        OptionError: if `init` is given without a learned temperature.
-
     Relations: weight = 0 equals `infonce`.
 
     Source: equations of the paper. The similarities of the positive use the candidates' side for both arguments.

@@ -53,9 +53,6 @@ class DCL(Tempered):
     Dot and bilinear similarities are unbounded. Their floor is M e^{s_min/tau}, with s_min the row's smallest
     similarity to a negative, without gradient.
 
-    Raises:
-        OptionError: if `init` is given without a learned temperature.
-
     Relations: rho = 0 is InfoNCE. `hcl(beta=0)` is DCL.
     """
 
@@ -115,9 +112,6 @@ class HCL(DCL):
     Formula (Robinson et al. 2021):
         w_ij = e^{beta s_ij/tau} / mean_{k in N(i)} e^{beta s_ik/tau}
         G_i = max( ( sum_j w_ij e^{s_ij/tau} - rho M e^{s_ip/tau} ) / (1 - rho),  M e^{-1/tau} ); the rest as in DCL
-
-    Raises:
-        OptionError: if `init` is given without a learned temperature.
 
     Source: formula of the paper. The weights have a gradient, as in the authors' code.
     Relations: beta = 0 is DCL.

@@ -155,9 +155,6 @@ class InfoNCE(Tempered):
     Formula (LMCL Eq. 1):
         L_i = mean_{p in P(i)} -log( e^{s_ip/tau} / ( e^{s_ip/tau} + sum_{j in N(i)} e^{s_ij/tau} ) )
 
-    Raises:
-        OptionError: if `init` is given without a learned temperature.
-
     A CURL agent (Laskin et al. 2020) uses `infonce(similarity=bilinear, temperature=1)`.
 
     Relations: `dcl(rho=0)` and `hcl(rho=0, beta=0)` equal it. `quickthoughts` is InfoNCE with dot products,
@@ -198,9 +195,6 @@ class QuickThoughts(InfoNCE):
 
     Formula (Logeswaran & Lee 2018, Eqs. 1-2; LMCL Sec. 5.3):
         L_i = log( sum_{j in P(i) + N(i)} e^{s_ij/tau} ) - mean_{p in P(i)} s_ip/tau
-
-    Raises:
-        OptionError: if `init` is given without a learned temperature.
 
     Relations: `infonce(similarity=dot, temperature=1, joint=true)` under its own name.
     """

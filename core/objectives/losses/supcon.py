@@ -54,7 +54,6 @@ class SupCon(Tempered):
 
     Raises:
         PairsError: if anchors have labels and candidates have none (a queue).
-        OptionError: if `init` is given without a learned temperature.
 
     Relations: `infonce(joint=true)` with the same positives is `out`. `tuple` has only one positive and the negatives
     in each softmax.
@@ -138,7 +137,6 @@ class Tuple(InfoNCE):
 
     Raises:
         PairsError: if the pairs have no labels, or candidates whose labels are unknown (a queue).
-        OptionError: if `init` is given without a learned temperature.
 
     Relations: equals `infonce` if every instance is its own class. `supcon` has the other positives in the denominator
     too.
