@@ -16,7 +16,7 @@ from dipole.core.utils.errors import OptionError, PairsError
 from dipole.core.utils.microbatch import microbatched, patched_forward
 
 
-class Cached(nn.Module):
+class cached(nn.Module):  # noqa: N801, it is used as a function
     """Join an encoder and an objective so that memory grows with `microbatch` and the loss sees the whole batch.
 
         >>> step = dipole.cached(torch.nn.Linear(8, 4), "infonce(temperature=0.1)", microbatch=32)
@@ -125,6 +125,3 @@ class Cached(nn.Module):
         if isinstance(found, Outcome):
             return found.loss
         return found
-
-
-cached = Cached
