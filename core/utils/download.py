@@ -18,9 +18,10 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from http.client import HTTPException, IncompleteRead
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -302,8 +303,8 @@ def unpack(archive: Path, folder: Path) -> None:
 def _untar(archive: Path, folder: Path) -> None:
     with tarfile.open(archive, tarinfo=CheckedHeader) as opened:
         for member in opened:
-            content = opened.extractfile(member) if member.isreg() else None
-            _write(archive, folder, member.name, member.isdir(), content)
+            content = partial(opened.extractfile, member)
+            _write(archive, folder, member.name, member.isdir(), member.isreg(), content)
         if not opened.getmembers():
             raise tarfile.ReadError("it has no files")  # nothing but zeros is a valid archive
         # The checksum of a compressed stream is behind its last byte.
@@ -324,24 +325,23 @@ def _unzip(archive: Path, folder: Path) -> None:
             raise zipfile.BadZipFile("it has no files")
         for member in opened.infolist():
             is_link = member.external_attr >> 28 == 0o12
-            content = None if member.is_dir() or is_link else opened.open(member)
-            _write(archive, folder, member.filename, member.is_dir(), content)
+            _write(archive, folder, member.filename, member.is_dir(), not is_link, partial(opened.open, member))
 
 
-def _write(archive: Path, folder: Path, name: str, is_folder: bool, content: IO[bytes] | None) -> None:
-    """Write a member. A link or a device has no content."""
-    if content is None and not is_folder:
+def _write(archive: Path, folder: Path, name: str, is_folder: bool, is_file: bool, content: Callable[[], Any]) -> None:
+    """Write a member, which is a folder, a file of this content, or a link or a device."""
+    if not is_folder and not is_file:
         raise DataError(f"{archive}: {name!r} is a link or a device; only files are unpacked.")
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or "\0" in name or (path.parts and ":" in path.parts[0]):
         raise DataError(f"{archive}: {name!r} points outside the target folder.")
     target = folder / path
-    if content is None:
+    if is_folder:
         target.mkdir(parents=True, exist_ok=True)
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    with content, open(target, "wb") as file:
-        shutil.copyfileobj(content, file)
+    with content() as source, open(target, "wb") as file:
+        shutil.copyfileobj(source, file)
 
 
 def offline_by() -> str:
