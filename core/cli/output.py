@@ -103,10 +103,10 @@ def plain_warnings() -> Iterator[None]:
         warnings.formatwarning = usual
 
 
-def say(text: str, stream: TextIO) -> None:
-    """Print a line, as `write` does, and flush it. Ignore a stream that cannot be written."""
+def say(text: str, stream: TextIO, wrap: bool = True) -> None:
+    """Print a line as `write` does, but ignore a stream that cannot be written."""
     try:
-        print(_shown(text, stream), file=stream, flush=True)
+        write(text, stream, wrap)
     except (OSError, ValueError):
         silence(stream)
 
@@ -128,11 +128,7 @@ def asks_for_json(arguments: Sequence[str]) -> bool:
 
 def print_json_error(kind: str, message: str, exit_code: int) -> None:
     """Print {"error": {"type", "message", "exit_code"}} on stdout."""
-    text = json.dumps({"error": {"type": kind, "message": message, "exit_code": exit_code}})
-    try:
-        print(text, flush=True)
-    except (OSError, ValueError):
-        silence(sys.stdout)
+    say(json.dumps({"error": {"type": kind, "message": message, "exit_code": exit_code}}), sys.stdout, wrap=False)
 
 
 def stdout_to_stderr(active: bool) -> AbstractContextManager[object]:

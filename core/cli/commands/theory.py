@@ -109,10 +109,8 @@ def run(arguments: argparse.Namespace) -> int:
         text += f"\n{arguments.picture}"
     print_result(arguments.json, {"run": str(folder.path)} | report.as_dict(), text)
     for each in report.broken:
-        print(
-            f"error: {each.theorem.paper}, {each.theorem.name} ({each.case}) must hold on any features but does not.",
-            file=sys.stderr,
-        )
+        name = f"{each.theorem.paper}, {each.theorem.name} ({each.case})"
+        write(f"error: {name} must hold on any features but does not.", sys.stderr)
     return 1 if report.broken else 0
 
 
