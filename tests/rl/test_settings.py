@@ -372,9 +372,8 @@ def test_gsde_updates_are_those_of_sb3(explores):
         dones = (dones < 0.2).float()
         sample = ReplayBufferSamples(seen, actions, following, dones, rewards, discounts)
         theirs.replay_buffer.sample = lambda *_, _sample=sample, **__: _sample
-        empty = torch.zeros(16, 0, 1, 1)
-        rest = (actions, rewards, dones, np.zeros((16, 0)), seen, following, discounts)
-        batch = FrameBatch(empty, empty, None, *rest)
+        empty, names = torch.zeros(16, 0, 1, 1), np.zeros((16, 0))
+        batch = FrameBatch(empty, empty, None, actions, rewards, dones, names, seen, following, discounts)
         ours._sample = lambda _, _batch=batch: _batch
         for agent in (ours, theirs):
             torch.manual_seed(seed)

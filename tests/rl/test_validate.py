@@ -1,6 +1,7 @@
 """An object that is no environment, or breaks gymnasium's interface, is one message with a name and what is allowed."""
 
 import re
+from contextlib import closing
 
 import gymnasium
 import numpy as np
@@ -81,11 +82,8 @@ BLIND = Altered("render is None")
 
 
 def a_worker(kind):
-    env = WorkerVecEnv([lambda: Altered(kind)])
-    try:
+    with closing(WorkerVecEnv([lambda: Altered(kind)])) as env:
         env.reset()
-    finally:
-        env.close()
 
 
 @pytest.mark.parametrize("kind", CASES)
