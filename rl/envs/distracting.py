@@ -54,8 +54,8 @@ class DistractingControlEnv(ControlEnv):
         **settings: Any,
     ) -> None:
         if difficulty not in DIFFICULTIES:
-            names = ", ".join(repr(each) for each in DIFFICULTIES if each)
-            raise ConfigError(f"difficulty must be {names} or None, got {difficulty!r}.")
+            allowed = ", ".join(repr(each) for each in DIFFICULTIES if each)
+            raise ConfigError(f"difficulty must be {allowed} or None, got {difficulty!r}.")
         if dynamic and backgrounds is None:
             raise ConfigError("dynamic=True moves backgrounds: give their folder, backgrounds=FOLDER.")
         if settings.get("inputs") == "state" and (backgrounds is not None or difficulty is not None):
