@@ -65,10 +65,10 @@ _MARKED = re.compile(r"(?:[*_]|\[\w{1,3}\])+(?= |$)")  # the end of Markdown's e
 # A question, quotation or name inside of a sentence, which goes on: `"Did he?" she asked`, `the Jeopardy! host`.
 _INSIDE = re.compile(rf"(?:[{MARKS}.?!;\u2026](?: ?[\u00bb\u203a]|[{_CLOSING}\u201c\u00ab*_]+)|\b[A-Z]\w*[?!])$")
 _ASKED = re.compile(r"[?!\u2026]$")
-# Borders, written as U+E000, that are none: before a company's form, and before the Korean particles of speech.
+# Borders, written as U+FFFF, that are none: before a company's form, and before the Korean particles of speech.
 _NO_BORDER = re.compile(
-    "!\ue000(?:Inc|Corp|Co|Ltd)\\b"
-    "|[\"'\u2019\u201d]\ue000(?:\uc774?\ub77c[\uace0\uba70\ub294]|\ud558(?:\uba70|\uace0(?! \uc2f6)))"
+    "!\uffff(?:Inc|Corp|Co|Ltd)\\b"
+    "|[\"'\u2019\u201d]\uffff(?:\uc774?\ub77c[\uace0\uba70\ub294]|\ud558(?:\uba70|\uace0(?! \uc2f6)))"
 )
 # A blank behind an opening mark of French, behind an abbreviation in Indian text whose mark is the danda, and inside of
 # a date in numbers (3. 5. 2020).
@@ -115,18 +115,18 @@ def split_sentences(text: str) -> list[str]:
         for item in items.split(paragraph):
             found: list[str] = []
             for part in _parts(" ".join(item.split())):
-                for each in _cut(_NO_END.sub(lambda blank: blank[0].replace(" ", "\ue000"), part)):
+                for each in _cut(_NO_END.sub(lambda blank: blank[0].replace(" ", "\uffff"), part)):
                     if found and _goes_on(found[-1][-TAIL:], each):
                         found[-1] += f" {each}"
                     else:
                         found.append(each)
-            sentences += [each.replace("\ue000", " ") for each in found]
+            sentences += [each.replace("\uffff", " ") for each in found]
     return sentences
 
 
 def _goes_on(before: str, after: str) -> bool:
     """Return whether two parts are one sentence: a small letter follows a quotation, or a dash and it a question."""
-    if _NO_BORDER.search(f"{before[-6:]}\ue000{after[:8]}"):
+    if _NO_BORDER.search(f"{before[-6:]}\uffff{after[:8]}"):
         return True
     words = after.lstrip("-\u2013\u2014 ")
     if not words[:1].islower() or words[1:2].isupper():

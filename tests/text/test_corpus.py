@@ -277,7 +277,7 @@ def test_sentences(script):  # the last two in Chinese end in ASCII marks
     (" ", ["เกิดพ.ศ.๒๕๔๐ที่กรุงเทพฯ", "เด็ก ๆ ไปโรงเรียน", "ปลา ฯลฯ"]),
     (" ", ["“안녕하세요.”라고 말했다.", "„Komm!“, sagte er.", "Great!😀", "He said no.", "See No. 5, p. 5.", "Ok!!"]),
     (" ", ["“Who?” he said.", "« Non ? » dit-il.", "»Ja?« rief er.", "—¿Sí? —dijo.", "«Τι;» είπε.", "(Why?) so."]),
-    (" ", ["He left.[12]", "Then she came.[3][a]", "It is so (see Fig. 4.)", "[1] is it.", "No.*", "I am.[12]"]),
+    (" ", ["He left.[12]", "Then she came.[3][a]", "It is so \ue000 (see Fig. 4.)", "[1] is it.", "No.*", "I am.[12]"]),
     (" ", ["**Note!**", "It *is.*", "*Why?* he said.", '"Go!"', '"No."', '"Is it?"', "iPhones are.", "- so"]),
     (" ", ["डॉ. शर्मा आए।", "रु. 500 दिए।", "د. أحمد هنا.", "א. ב. יהושע כתב.", "1. Das ist ca. 3 km bzw. mehr."]),
     (" ", ["The Jeopardy! host met.", "The Ph.D. Students left the U.S.", "So did Mr. So, 5 p.m.", "He met Dr. He."]),
