@@ -63,7 +63,7 @@ _NUMBER = re.compile(r"\d{1,2}\.")
 _WORD = re.compile(r"\w")
 _MARKED = re.compile(r"(?:[*_]|\[\w{1,3}\])+(?= |$)")  # the end of Markdown's emphasis, or numbers of notes
 # A question, quotation or name inside of a sentence, which goes on: `"Did he?" she asked`, `the Jeopardy! host`.
-_INSIDE = re.compile(rf"(?:[{MARKS}.?!;\u2026](?: ?[\u00bb\u203a]|[{_CLOSING}\u201c\u00ab*_]+)|\b[A-Z]\w*[?!])$")
+_INSIDE = re.compile(rf"(?:[{MARKS}.?!;\u2026](?: ?[\u00bb\u203a]|[{_CLOSING}\u201c\u00ab*_]+)|\b[A-Z]\w*!)$")
 _ASKED = re.compile(r"[?!\u2026]$")
 # Borders, written as U+FFFF, that are none: before a company's form, and before the Korean particles of speech.
 _NO_BORDER = re.compile(

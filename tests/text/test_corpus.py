@@ -65,7 +65,7 @@ def test_sentences_equal_punkt():
             is_inside = text[start - 1] != " " and text[start] not in "[("
             number = re.fullmatch(r" ?\d\.", text[ends[-2:][0] : ends[-1]])
             words = text[start:].lstrip("- ")
-            ending = "([.?!]['\")\u201d]+|\\b[A-Z]\\w*[?!]) $" + "|[?!] $" * text.startswith("--", start)
+            ending = "([.?!]['\")\u201d]+|\\b[A-Z]\\w*!) $" + "|[?!] $" * text.startswith("--", start)
             goes_on = words[:1].islower() and re.search(ending, text[:start])
             if ends[1:] and (is_inside or number or goes_on or not re.search(r"\w", text[start:end])):
                 ends.pop()
