@@ -19,7 +19,6 @@ from dipole.vision.sources.folder import FOLDER
 from dipole.vision.sources.huggingface import SAVED, hub, hub_name
 from dipole.vision.sources.images import CONVERT
 from dipole.vision.sources.streamed import open_stream
-from dipole.vision.sources.webdataset import shards
 
 import_all(__name__)
 
@@ -66,19 +65,14 @@ def missing(source: str) -> str:
     if source and is_folder(Path(source).expanduser()):  # its kind is found by reading it
         return ""
     reader = reader_of(source)
-    try:
-        if reader is None:
+    if reader is None or source.startswith(SHARDS) or (reader.open is hub and offline_by()):
+        try:
             open_source(source, Decoding())
-        elif source.startswith(SHARDS):
-            shards(source.removeprefix(SHARDS))
-        elif reader.open is hub:
-            if offline_by():
-                hub(source, Decoding(), None)
-        elif Path(source).suffix and not Path(source).expanduser().exists():  # other names may be a plug-in's
-            raise DataError(f"no data at {source}.{''.join(map(how_to_get, Path(source).parts))}")
-    except DataError as error:
-        return str(error)
-    return ""
+        except DataError as error:
+            return str(error)
+    elif reader.open is not hub and Path(source).suffix and not Path(source).expanduser().exists():
+        return f"no data at {source}.{''.join(map(how_to_get, Path(source).parts))}"
+    return ""  # a name without a suffix may be a plug-in's
 
 
 def described() -> str:
