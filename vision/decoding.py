@@ -25,7 +25,8 @@ OnCorrupt = Literal["refuse", "skip"]
 LARGEST = 2**30
 """Largest image file in bytes."""
 PROBED = 1000  # images whose bytes enter the fingerprint
-S, T = TypeVar("S"), TypeVar("T")
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 def decode(data: bytes, size: int | None, exact: bool = False) -> np.ndarray:
