@@ -36,7 +36,7 @@ from dipole.core.utils.version import __version__
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command (None: the process's own words) and return its exit code. Errors are printed on stderr."""
+    """Run one command (None: those of `sys.argv`) and return its exit code. Errors are printed on stderr."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = output.asks_for_json(arguments)
     output.prepare()

@@ -18,7 +18,7 @@ from dipole.core.utils.distributed import all_sum, log_mean_exp, world_size
 from dipole.core.utils.errors import PairsError
 from dipole.core.utils.text import counted
 
-Objective = Any  # the class imports this module
+Objective = Any  # `Objective`, whose module imports this one: an import here would be a cycle
 NO_NEGATIVES = "0: no anchor has a negative (every candidate is a positive or ignored)"
 
 

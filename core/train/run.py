@@ -261,8 +261,8 @@ class Run:
             try:
                 values = self.update(batch)
             except PairsError as error:
-                if instead := self.adapter.instead_of(self.objective):
-                    raise PairsError(f"{error} {instead}") from error
+                if alternatives := self.adapter.alternatives_to(self.objective):
+                    raise PairsError(f"{error} {alternatives}") from error
                 raise
             self.advance(values)
 
