@@ -5,9 +5,9 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, ClassVar, Literal, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from dipole.core.train import identity
 from dipole.core.train import schedule as schedules
@@ -122,7 +122,7 @@ class TrainConfig(Settings):
     decay: float | None = Field(None, gt=0, le=1, description="step schedule only (default 0.1)")
     warmup: float = Field(0.0, ge=0, description="linear warm-up from 0")
     clip: float | None = Field(None, gt=0, description="largest gradient norm over all parameters (default none)")
-    precision: Literal["32", "bf16-mixed", "16-mixed"] = Field(
+    precision: Annotated[Literal["32", "bf16-mixed", "16-mixed"], BeforeValidator(str)] = Field(
         "32", description="of the encoder (16-mixed: float16 with loss scaling, for GPUs without bf16)"
     )
     microbatch: int | None = Field(None, ge=1, description="rows per encoder call on each rank (the loss sees all)")
@@ -170,13 +170,6 @@ class TrainConfig(Settings):
         if rate != "constant":
             curves = {RATE: rate} | curves
         return curves
-
-    @field_validator("precision", mode="before")
-    @classmethod
-    def _bits(cls, value: Any) -> Any:
-        if value == 32:
-            return "32"
-        return value
 
     @field_validator("compile", mode="before")
     @classmethod

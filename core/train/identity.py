@@ -32,18 +32,14 @@ _NOT_FOREIGN = {"dipole", "torch", "pydantic", "gymnasium", *sys.stdlib_module_n
 
 def values_hash(values: Mapping[str, Any]) -> str:
     """Return twelve hex digits: SHA-256 of the values as canonical JSON, in which 1 and 1.0 are the same number."""
-    text = json.dumps(_canonical(values), sort_keys=True, separators=(",", ":"))
+    plain = json.loads(json.dumps(values), parse_float=_number)
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _canonical(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _canonical(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_canonical(each) for each in value]
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value
+def _number(text: str) -> float:
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
 def written_out(objective: Any) -> list[list[Any]]:

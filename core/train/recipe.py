@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, ValidationError, create_model
 from dipole.core.train.adapter import Adapter
 from dipole.core.train.config import RATE, RunConfig, Settings, TrainConfig
 from dipole.core.train.domains import adapter_class, of_another_kind
+from dipole.core.train.schedule import flat
 from dipole.core.utils.errors import ConfigError, ReceivedError, nearest
 from dipole.core.utils.files import instead_of_file, is_file
 from dipole.core.utils.plugins import shipped
@@ -121,7 +122,7 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
             changed.append(_override(values, text))
         except ConfigError as error:
             problems.append(str(error))
-    origins = dict.fromkeys(_paths(values), "recipe")
+    origins = dict.fromkeys(dict(flat(values)), "recipe")
     for path in changed:
         origins |= {each: "--set" for each in origins if f"{each}.".startswith(f"{path}.")}
     domain, model, adapter = values.get("domain"), RunConfig, None
@@ -151,7 +152,7 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
         raise ConfigError(f"the configuration has {title}:\n" + shown)
     # Values set by neither the recipe nor --set come from the table's preset.
     brought = {f"{domain}.{name}" for name in config.settings.model_fields_set}
-    for path in _paths(config.model_dump(mode="json", exclude_none=True)):
+    for path, _ in flat(config.model_dump(mode="json", exclude_none=True)):
         origins.setdefault(path, "preset" if path in brought else "default")
     return Resolved(config=config, origins=origins)
 
@@ -238,13 +239,6 @@ def run_model(domain: str, table: type[Settings], adapter: type | None = None) -
     )
     model.domain_class = adapter
     return model
-
-
-def _paths(value: Any, prefix: tuple[str, ...] = ()) -> list[str]:
-    """Return the dotted paths of all leaves."""
-    if isinstance(value, Mapping) and (value or not prefix):
-        return [path for key, each in value.items() for path in _paths(each, (*prefix, str(key)))]
-    return [".".join(prefix)]
 
 
 # pydantic's errors in words ------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ Proposition 6.2 hold for whatever features they are evaluated on. A loss is "hin
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import combinations
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +22,7 @@ SMOOTHING = (1.0, 0.3, 0.1, 0.03)
 """The hinge is minimised through max(0, u) ~ s log(1 + e^{u/s}) with these s, one after the other."""
 
 
-@dataclass(frozen=True)
-class Unsupervised:
+class Unsupervised(NamedTuple):
     """L_un(f) and its parts."""
 
     whole: float  # L_un
@@ -69,12 +68,10 @@ def block_loss(points: Latent, loss: str = "hinge", b: int = 2, draws: int = 4, 
     found = []
     for _ in range(draws):
         plus, minus = (_block_scores(points, b, generator) for _ in range(2))
-        each = _unsupervised(points, plus, minus, loss, 1)
-        found.append((each.whole, each.different, each.same))
-    values = torch.tensor(found, dtype=torch.double)
+        found.append(_unsupervised(points, plus, minus, loss, 1))
+    values = torch.tensor(found, dtype=torch.double)[:, :3]
     error = float(values[:, 0].std() / math.sqrt(draws)) if draws > 1 else math.nan
-    whole, different, same = values.mean(0).tolist()
-    return Unsupervised(whole, different, same, error)
+    return Unsupervised(*values.mean(0).tolist(), error=error)
 
 
 def _block_scores(points: Latent, b: int, generator: torch.Generator) -> Tensor:
@@ -146,8 +143,7 @@ def _integrated(a: Tensor, b: Tensor, k: int, over: Callable[[Tensor], Tensor]) 
     return torch.cat(parts)
 
 
-@dataclass(frozen=True)
-class Supervised:
+class Supervised(NamedTuple):
     """L_sup(f) over tasks of k + 1 classes."""
 
     loss: float  # the mean over all tasks
@@ -199,10 +195,10 @@ def _draw_tasks(prior: Tensor, k: int, count: int, seed: int) -> list[tuple[int,
 
 def _losses(points: Latent, task: tuple[int, ...], loss: str) -> tuple[float, float]:
     """Loss of the mean classifier and of the best classifier found on one task."""
-    spans = [points.spans[c] for c in task]
-    x = torch.cat([points.features[span] for span in spans])  # (m, d)
-    y = torch.cat([torch.full((span.stop - span.start,), i) for i, span in enumerate(spans)])
-    weight = torch.cat([torch.full((s.stop - s.start,), 1 / ((s.stop - s.start) * len(spans))) for s in spans]).double()
+    counts = points.counts[list(task)]
+    x = torch.cat([points.features[points.spans[c]] for c in task])  # (m, d)
+    y = torch.arange(len(task)).repeat_interleave(counts)
+    weight = (1 / (counts * len(task))).double().repeat_interleave(counts)
     start = points.means[list(task)]
     best = before = float(weight @ latent.margin_loss(loss, _margins(x @ start.T, y)))
     W = start.clone().requires_grad_()

@@ -50,10 +50,10 @@ class Latent:
     prior: Tensor  # (C,) rho, sums to 1
 
     @classmethod
-    def of(cls, features: Array, labels: Array, prior: str | Tensor = "measured") -> Latent:
+    def of(cls, features: Array, labels: Array, prior: Literal["measured", "uniform"] = "measured") -> Latent:
         """Sort points (n, d) by class. A negative label (n,) means none, and the point is left out.
 
-        prior: "measured" (the classes' shares of the points), "uniform", or (C,) weights > 0 by ascending label.
+        prior: "measured" are the classes' shares of the points.
         """
         x = as_matrix("features", features, 1, DataError).cpu().double()
         y = as_classes("labels", labels, len(x), DataError).cpu()
@@ -63,17 +63,7 @@ class Latent:
         check_scale(x)
         order = y.argsort(stable=True)
         counts = y.unique(return_counts=True)[1]
-        if isinstance(prior, str):
-            named = {"measured": counts, "uniform": torch.ones(len(counts))}
-            if prior not in named:
-                raise OptionError(f"unknown prior {prior!r}. Allowed: {', '.join(named)}.", "prior")
-            prior = named[prior]
-        weights = torch.as_tensor(prior).double().cpu()
-        if weights.shape != counts.shape or not bool(((weights > 0) & weights.isfinite()).all()):
-            raise OptionError(
-                f"a prior has a weight above 0 for each of the {len(counts)} classes, got {tuple(weights.shape)}.",
-                "prior",
-            )
+        weights = (torch.ones_like(counts) if prior == "uniform" else counts).double()
         return cls(x[order], counts, weights / weights.sum())
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from dipole.core.evaluation.theory.report import Report
+    from dipole.core.evaluation.theory.report import Inequality, Report
 
 MEASURED, BOUND, LOOSER, NEUTRAL = "#1f5a94", "#d1603d", "#e3a48c", "#777777"
 BELOW: dict[str, Any] = {"fontsize": 7, "frameon": False, "loc": "upper center", "bbox_to_anchor": (0.5, -0.18)}
@@ -99,24 +100,25 @@ def draw_report(report: Report, path: Path, title: str = "") -> None:
     """Draw a run: the sides of Arora's inequalities, LMCL's error over delta+, CLLR's gradient over steps."""
     figure = new_figure(12, 4.2)
     figure.suptitle(title, fontsize=10)
-    left, middle, right = figure.subplots(1, 3, width_ratios=(1.5, 1, 1))
-    _sides(left, report)
-    _margins(middle, report)
-    _gradient(right, report)
+    shown = [each for each in report.inequalities if each.theorem.paper.startswith("Arora")]
+    numbers: dict[str, Any] = {"lemma_4_3": shown} | report.curves
+    panels = (
+        ("lemma_4_3", "Arora et al.: measured (first) and bounds", _sides),
+        ("lmcl_theorem_3", "LMCL, Theorem 3", _margins),
+        ("cllr_theorem_2", "CLLR, Theorem 2", partial(_gradient, smoothness=report.choices.smoothness)),
+    )
+    for axes, (key, name, draw) in zip(figure.subplots(1, 3, width_ratios=(1.5, 1, 1)), panels, strict=True):
+        axes.set_title(name, fontsize=9)
+        if found := numbers.get(key):
+            draw(axes, found)
+        else:
+            why = fill(report.missing.get(key, ""), 34)
+            axes.text(0.5, 0.5, why, ha="center", va="center", fontsize=8, color=NEUTRAL, transform=axes.transAxes)
+            axes.set(xticks=[], yticks=[])
     _save(figure, path)
 
 
-def _absent(axes: Axes, text: str) -> None:
-    axes.text(0.5, 0.5, fill(text, 34), ha="center", va="center", fontsize=8, color=NEUTRAL, transform=axes.transAxes)
-    axes.set(xticks=[], yticks=[])
-
-
-def _sides(axes: Axes, report: Report) -> None:
-    axes.set_title("Arora et al.: measured (first) and bounds", fontsize=9)
-    shown = [each for each in report.inequalities if each.theorem.paper.startswith("Arora")]
-    if not shown:
-        _absent(axes, report.missing.get("lemma_4_3", ""))
-        return
+def _sides(axes: Axes, shown: list[Inequality]) -> None:
     for row, each in enumerate(shown):
         values = [value for _, value in each.sides]
         axes.plot([values[0], values[-1]], [row, row], color=NEUTRAL, linewidth=1, zorder=1)
@@ -132,12 +134,7 @@ def _sides(axes: Axes, report: Report) -> None:
     axes.set_xlabel("loss; blue is measured, orange bounds it (linear up to 1)")
 
 
-def _margins(axes: Axes, report: Report) -> None:
-    axes.set_title("LMCL, Theorem 3", fontsize=9)
-    curve = report.curves.get("lmcl_theorem_3")
-    if curve is None:
-        _absent(axes, report.missing.get("lmcl_theorem_3", ""))
-        return
+def _margins(axes: Axes, curve: dict[str, list[float]]) -> None:
     x = curve["delta_pos"]
     axes.plot(x, curve["bound"], color=LOOSER, marker=".", label="4 (..)/lambda + K/C")
     axes.plot(x, curve["middle"], color=BOUND, marker=".", label="(delta- - delta+) R1 + K/C")
@@ -146,14 +143,9 @@ def _margins(axes: Axes, report: Report) -> None:
     axes.legend(**BELOW)
 
 
-def _gradient(axes: Axes, report: Report) -> None:
-    axes.set_title("CLLR, Theorem 2", fontsize=9)
-    curve = report.curves.get("cllr_theorem_2")
-    if curve is None:
-        _absent(axes, report.missing.get("cllr_theorem_2", ""))
-        return
+def _gradient(axes: Axes, curve: dict[str, list[float]], smoothness: float) -> None:
     axes.loglog(curve["step"], curve["least"], color=MEASURED, label="least ||grad F||^2 so far")
-    bound = f"delta sqrt(2 S (F_0 - F*)/T), S = {report.choices.smoothness:g} (free)"
+    bound = f"delta sqrt(2 S (F_0 - F*)/T), S = {smoothness:g} (free)"
     axes.loglog(curve["step"], curve["bound"], color=BOUND, label=bound)
     axes.xaxis.set_minor_formatter("")
     axes.set_xlabel("update T")
