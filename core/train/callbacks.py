@@ -278,7 +278,7 @@ class Health:
     """
 
     def __init__(self, objective: Composite | None, every: int) -> None:
-        terms = [] if objective is None else list(objective)
+        terms = list(objective or ())
         self._bases = [name for name, _, term in terms if term.is_base()]
         self._compares = bool(self._bases) and len(terms) > 1
         self._every = every

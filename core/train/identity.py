@@ -39,7 +39,9 @@ def values_hash(values: Mapping[str, Any]) -> str:
 
 def _number(text: str) -> float:
     value = float(text)
-    return int(value) if value.is_integer() else value
+    if value.is_integer():
+        return int(value)
+    return value
 
 
 def written_out(objective: Any) -> list[list[Any]]:

@@ -135,7 +135,7 @@ def not_finite(outcome: Outcome, batch: GlobalPairs, objective: Composite, norm:
     shown = ", ".join(f"{name} = {float(term):.6g}" for name, term in outcome.terms.items())
     bad = [name for name, term in outcome.terms.items() if not math.isfinite(float(term))]
     if bad:
-        what = f"the loss is not finite in the term{'s' if len(bad) > 1 else ''} {', '.join(map(repr, bad))} ({shown})"
+        what = f"the loss is not finite in the term{'s' * (len(bad) > 1)} {', '.join(map(repr, bad))} ({shown})"
     elif not math.isfinite(float(outcome.loss.detach())):
         what = f"the weighted sum of the terms overflows ({shown})"
     else:

@@ -76,8 +76,7 @@ def test_histogram_counts_each_pair_once():
     assert found.all.tolist() == (found.same + found.different).tolist()
     assert int(found.all.sum()) == N * (N - 1) // 2
     unlabelled = diagnostics.distance_histogram(x, bins=8)
-    assert unlabelled.all.tolist() == found.all.tolist()
-    assert unlabelled.same is None
+    assert (unlabelled.all.tolist(), unlabelled.same) == (found.all.tolist(), None)
     partly = diagnostics.distance_histogram(x, LABELS.where(LABELS > 0, -1), bins=8)
     labelled = diagnostics.distance_histogram(x[LABELS > 0], LABELS[LABELS > 0], bins=8)
     assert torch.equal(partly.all, found.all)
@@ -195,13 +194,12 @@ def test_mean_distance_contrast_and_rank():
 
 @pytest.mark.parametrize(("name", "options", "said"), [
     ("distance_histogram", {"bins": 0}, "bins must be an integer >= 1, got 0"),
-    ("pair_histogram", {"bins": 0}, "bins must be"),
+    ("pair_histogram", {"bins": 0}, "bins must be"), ("alignment", {"alpha": 0}, "alpha must be a number > 0, got 0"),
     ("margin_occupancy", {"delta_neg": 5}, "delta_neg must be .* >= 0 and <= 1, got 5"),
     ("margin_occupancy", {"delta_pos": 0.5, "delta_neg": 0.1}, r"delta_pos must be < delta_neg, got 0\.5"),
     ("similarity_error", {"labels": LABELS, "delta_pos": 0.5, "delta_neg": 0.1}, "delta_pos must be < delta_neg"),
     ("similarity_error", {"labels": LABELS, "mu": 0}, "mu must be a number > 0 or none, got 0"),
     ("uniformity", {"t": -1}, "t must be a number > 0, got -1"),
-    ("alignment", {"alpha": 0}, "alpha must be a number > 0, got 0"),
     ("conditional_entropy", {"t_neg": -1}, "t_neg must be a number >= 0, got -1"),
     ("mutual_information", {"t_neg": -1}, "t_neg must be a number >= 0, got -1"),
     ("effective_rank", {"tolerance": -1}, "tolerance must be a number >= 0, got -1"),

@@ -147,10 +147,9 @@ def ahead():
     *((f"infonce.temperature={wrong}", "is no schedule") for wrong in ("linear(1, nan)", "[]", "0.5")),
     ("infonce.temperature=linear(1, 2, start=1, start=2)", "is no schedule"),
     ("infonce.temperature=points(1, 2)", "'points(1, 2)' is no schedule"),
-    ("infonce.temperature=[[0, 1], [0, 2]]", "must rise"),
+    ("infonce.temperature=[[0, 1], [0, 2]]", "must rise"), ("learning_rate=cosin", "Did you mean 'cosine'"),
     ("infonce.temperature=linear(1, 2, start=5, end=4)", "0 <= start < end"),
     ("infonce.temperature=exponential(1, 0)", "above 0"), ("infonce.weight=linear(1, -1)", "must be >= 0"),
-    ("learning_rate=cosin", "Did you mean 'cosine'"),
     ("ahead.temperature=linear(1, 0.5)", "ahead computes scale from it when it is built"),
 ])  # fmt: skip
 def test_what_cannot_be_scheduled_is_said_before_training(blobs, ahead, entry, said):

@@ -303,7 +303,7 @@ def test_report_has_every_theorem_or_says_why_not():
 
 @pytest.mark.parametrize(("make", "message"), [
     (lambda: Choices(k=0), "k must be an integer >= 1"), (lambda: Choices(seed=10**20), "seed must be an integer >= 0"),
-    (lambda: Choices(tasks=1), "tasks must be an integer >= 2"),
+    (lambda: Choices(tasks=1), "tasks must be an integer >= 2"), (lambda: arora.block_loss(small(), b=0), "b >= 1"),
     (lambda: Choices(confidence=1.0), "confidence must be a number > 0 and < 1"),
     (lambda: Choices(losses=("softmax",)), "hinge, logistic"), (lambda: Choices(prior="flat"), "measured, uniform"),
     (lambda: Latent.of(torch.zeros(2, 2), torch.tensor([-1, -1])), "no point has a label"),
@@ -312,7 +312,6 @@ def test_report_has_every_theorem_or_says_why_not():
     (lambda: measure(torch.ones(4, 2), [0, 1]), "labels must be 4 integers"),
     (lambda: measure(torch.full((4, 2), 1e160, dtype=torch.double), torch.arange(4) % 2), "overflow"),
     (lambda: arora.mean_classifier_loss(small(), "hinge", 3, "distinct"), "needs as many"),
-    (lambda: arora.block_loss(small(), b=0), "b >= 1"),
     (lambda: arora.unsupervised(X, LABELS, k=0), "unsupervised: k must be an integer >= 1, got 0"),
     (lambda: arora.mean_classifier(X, LABELS, loss="foo"), "mean_classifier: loss must be one of hinge, logistic"),
     (lambda: arora.class_collision(LABELS, k=0), "class_collision: k must be an integer >= 1, got 0"),

@@ -63,7 +63,9 @@ class Latent:
         check_scale(x)
         order = y.argsort(stable=True)
         counts = y.unique(return_counts=True)[1]
-        weights = (torch.ones_like(counts) if prior == "uniform" else counts).double()
+        weights = counts.double()
+        if prior == "uniform":
+            weights = torch.ones_like(weights)
         return cls(x[order], counts, weights / weights.sum())
 
     @property
