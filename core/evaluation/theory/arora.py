@@ -284,6 +284,14 @@ def generalization(
     return constant * (R * rademacher / tuples + R * R * math.sqrt(-math.log1p(-confidence) / tuples))
 
 
+def _no_collision(prior: Tensor, k: int) -> float:
+    """1 - tau_k, which the bounds are divided by. Raises OptionError if it is rounded to 0."""
+    chance = 1 - latent.some_collision(prior, k)
+    if chance <= 0:
+        raise OptionError(f"one of {k} negatives collides almost surely: the bounds are 0/0. Choose a smaller k.", "k")
+    return chance
+
+
 def lemma_4_3(loss: str, k: int, unsupervised: float, prior: Tensor, gen: float = 0.0) -> float:
     """( L_un - tau_k E[ l_t(0) ] + Gen_M )/(1 - tau_k), at least L_sup^mu; t > 0 negatives are of the positive's class.
 
@@ -295,7 +303,7 @@ def lemma_4_3(loss: str, k: int, unsupervised: float, prior: Tensor, gen: float 
         for t in range(1, k + 1):
             chance = math.comb(k, t) * rho**t * (1 - rho) ** (k - t)
             collided += rho * chance * (1.0 if loss == "hinge" else math.log2(1 + t))
-    return (unsupervised - collided + gen) / (1 - latent.some_collision(prior, k))
+    return (unsupervised - collided + gen) / _no_collision(prior, k)
 
 
 def lemma_4_4(loss: str, s: float) -> float:
@@ -308,7 +316,7 @@ def theorem_6_1(loss: str, k: int, different: float, s: float, prior: Tensor, ge
 
     For k = 1 it is Theorem 4.5: L_un^!= + c' tau/(1 - tau) s(f) + Gen_M/(1 - tau). `prior` is rho (C,).
     """
-    left = 1 - latent.some_collision(prior, k)
+    left = _no_collision(prior, k)
     first = (1 - latent.collision(prior, k)) / left * different
     return first + collision_constant(loss) * k * latent.collision(prior) / left * s + gen / left
 
