@@ -208,8 +208,8 @@ class SuiteResults:
 
     def samples(self, row: str, column: str, field: str = "mean") -> Samples | None:
         """Return values by seed: "mean", "untrained", or "drop", the loss against the balanced column or group."""
-        printed, label = self.table and self.table.find(row), row
-        if printed is not None:  # of a method with a single row
+        label = row
+        if self.table is not None and (printed := self.table.find(row)) is not None:  # of a method with a single row
             label = printed.label
         if field != "drop":
             return self._samples.get((label, column, field))
