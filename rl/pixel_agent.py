@@ -274,7 +274,8 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             rng: draws it. By default a copy of replay's.
         """
         replay = self.replay_buffer
-        own, replay.rng = replay.rng, copy.deepcopy(replay.rng) if rng is None else rng
+        own = replay.rng
+        replay.rng = rng or copy.deepcopy(own)
         with torch.random.fork_rng(devices=[]):  # which an augmentation of the user may draw from
             batch = replay.sample_views(batch_size, self._augment, max(self._positives, 1))
         replay.rng = own

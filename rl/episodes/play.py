@@ -61,10 +61,9 @@ def evaluate(
         if seed is not None:  # or SB3 draws one from a generator of training
             env.seed(seed)
         return _together(agent, env, episodes, frames, deterministic)
+    seeds = {(0, 0): seed}  # by episode and attempt
     alone = _Single(guarded(env))
-    return _play(
-        agent, alone, episodes, lambda *begun: seed if begun == (0, 0) else None, frames, observations, deterministic
-    )
+    return _play(agent, alone, episodes, lambda *begun: seeds.get(begun), frames, observations, deterministic)
 
 
 def _together(
@@ -160,7 +159,9 @@ def evaluate_each(
     """
     check_integers(episodes=episodes)
     seed = check_seed(seed) or 0
-    played = env if isinstance(env, WorkerVecEnv) else _Single(guarded(env))
+    played: Any = env
+    if not isinstance(env, WorkerVecEnv):
+        played = _Single(guarded(env))
     return _play(agent, played, episodes, partial(episode_seed, seed), observations=observations)
 
 
