@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from math import inf
+from numbers import Real
 from threading import RLock
 from typing import Any, Literal, TypeVar, get_args
 
@@ -128,8 +129,14 @@ class Registry:
             ...         return rows.over_positives(1 - positive)
             >>> objective = dipole.objective("attraction + 0.1*dp")
         """
+        if not isinstance(name, str):
+            raise RegistryError(f"register takes a name first, as in @dipole.register('mine'), got {shown(name)}.")
+        if isinstance(aliases, str):
+            raise RegistryError(f"cannot register {name!r}: aliases must be a tuple of names, got {aliases!r}.")
 
         def decorate(target: Target) -> Target:
+            if not (inspect.isclass(target) or inspect.isfunction(target)):
+                raise RegistryError(f"cannot register {name!r}: it must be a class or a function, got {shown(target)}.")
             doc = inspect.getdoc(target) or ""
             entry = Entry(
                 name=canonical_name(name),
@@ -154,8 +161,10 @@ class Registry:
         if entry.kind not in get_args(Kind):
             allowed = ", ".join(map(repr, get_args(Kind)))
             raise RegistryError(f"{refused} kind must be one of {allowed}, got {entry.kind!r}.")
-        if not 0 <= entry.weight < inf:
+        if not isinstance(entry.weight, Real) or not 0 <= entry.weight < inf:
             raise RegistryError(f"{refused} weight must be a finite number >= 0, got {entry.weight!r}.")
+        if not isinstance(entry.deviations, Mapping):
+            raise RegistryError(f"{refused} deviations must be a dictionary by paper, got {shown(entry.deviations)}.")
         for name in (entry.name, *entry.aliases):
             if not name.isidentifier():
                 raise RegistryError(f"cannot register {name!r} ({place}): a name is letters, digits and underscores.")

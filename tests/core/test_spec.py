@@ -130,6 +130,10 @@ def test_everything_is_registered():
     ("other", {"kind": "loss"}, "'other' .*be one of 'objective', 'regularizer', 'diagnostic', got 'loss'"),
     ("other", {"weight": -1.0}, r"cannot register 'other' .*weight must be a finite number >= 0, got -1\.0"),
     ("other", {"weight": float("nan")}, "weight must be a finite number >= 0, got nan"),
+    ("other", {"weight": "1"}, "weight must be a finite number >= 0, got '1'"),
+    ("other", {"aliases": "abc"}, "cannot register 'other': aliases must be a tuple of names, got 'abc'"),
+    ("other", {"deviations": ["one"]}, r"deviations must be a dictionary by paper, got \['one'\]"),
+    (Counter, {}, r"register takes a name first, as in @dipole.register\('mine'\), got <class"),
 ])  # fmt: skip
 def test_what_is_unusable_or_taken_is_not_registered(name, settings, said):
     with registry.temporary(), pytest.raises(RegistryError, match=said):
