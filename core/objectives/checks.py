@@ -89,11 +89,15 @@ def as_views(given: Any, problem: str, fewest: int = 2) -> list[Tensor]:
 def check_alike(views: Sequence[Tensor], name: str = "views") -> None:
     check_matrix(f"{name}[0]", views[0])
     for number, view in enumerate(views[1:], 1):
-        check_matrix(f"{name}[{number}]", view, (f"{name}[0]", views[0]))
-        if view.shape[0] != views[0].shape[0]:
-            raise PairsError(
-                f"{name}[{number}] must have {counted(len(views[0]), 'row')} like {name}[0], got {len(view)}."
-            )
+        check_rows(f"{name}[{number}]", view, (f"{name}[0]", views[0]))
+
+
+def check_rows(name: str, x: Tensor, like: tuple[str, Tensor]) -> None:
+    """Check that a matrix has the shape, device and dtype of another."""
+    check_matrix(name, x, like)
+    other, y = like
+    if len(x) != len(y):
+        raise PairsError(f"{name} must have {counted(len(y), 'row')} like {other}, got {len(x)}.")
 
 
 def reads_at_once(x: Tensor) -> bool:

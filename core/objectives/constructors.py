@@ -323,12 +323,10 @@ class Constructors(PairData):
                 negatives, an index in `ignored` is out of range, or `negatives_of` is invalid.
         """
         checks.check_matrix("anchor", anchor)
-        checks.check_matrix("positive", positive, ("anchor", anchor))
+        checks.check_rows("positive", positive, ("anchor", anchor))
         batch = len(anchor)
         hard = _columns(negatives, anchor)  # (B, n, d)
         count = hard.shape[1]
-        if len(positive) != batch:
-            raise PairsError(f"positive must have {counted(batch, 'row')} like anchor, got {len(positive)}.")
         checks.check_choice("negatives_of", negatives_of, "batch", "own")
         checks.check_flag("batch_negatives", batch_negatives)
         if not batch_negatives and not count:
@@ -412,17 +410,14 @@ class Constructors(PairData):
 
 def _columns(negatives: Tensor | Sequence[Tensor] | None, anchor: Tensor) -> Tensor:
     """Convert hard negatives in any accepted form to (B, n, d)."""
-    batch, width = anchor.shape
     if negatives is None:
-        return anchor.new_empty(batch, 0, width)
+        negatives = ()
     if isinstance(negatives, Tensor):
         checks.check_tensor("negatives", negatives, "(B, d) or (B, n, d)")
         negatives = negatives.unbind(1) if negatives.ndim == 3 else [negatives]
     found = checks.as_views(negatives, "negatives must be (B, d), (B, n, d) or a list of columns (B, d).", 0)
     for number, each in enumerate(found):
-        checks.check_matrix(f"negatives[{number}]", each, ("anchor", anchor))
-        if len(each) != batch:
-            raise PairsError(f"negatives[{number}] must have {counted(batch, 'row')} like anchor, got {len(each)}.")
+        checks.check_rows(f"negatives[{number}]", each, ("anchor", anchor))
     if found:
         return torch.stack(found, 1)
-    return anchor.new_empty(batch, 0, width)
+    return anchor.new_empty(len(anchor), 0, anchor.shape[1])

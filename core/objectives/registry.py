@@ -82,7 +82,7 @@ class Registry:
         # By each name and alias. Undo the entries of a plug-in whose import fails.
         self._entries: dict[str, Entry] = plugins.undoable(lambda entry: str(entry.target.__module__))
         self._broken: dict[str, plugins.PluginError] = {}
-        self._state: Literal["empty", "loading", "loaded"] = "empty"
+        self._loaded = False
         self._lock = RLock()  # another thread waits until everything is there
 
     def register(
@@ -183,9 +183,9 @@ class Registry:
     def _load(self) -> None:
         """Import all entries once. A failure in one of dipole's own modules is raised again at each call."""
         with self._lock:
-            if self._state != "empty":
+            if self._loaded:
                 return
-            self._state = "loading"
+            self._loaded = True  # its own modules may ask for entries while they are imported
             try:
                 for module in _OWN:
                     import_module(module)
@@ -198,10 +198,9 @@ class Registry:
                         plugins.load(point)
                     except plugins.PluginError as error:  # `get` reports it to who asks for its name
                         self._broken[canonical_name(point.name)] = error
-                self._state = "loaded"
-            finally:
-                if self._state == "loading":
-                    self._state = "empty"
+            except BaseException:
+                self._loaded = False
+                raise
 
     def get(self, name: str) -> Entry:
         """Return the entry of a name or alias.
