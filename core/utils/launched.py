@@ -132,7 +132,10 @@ def first_message(message: str) -> str | None:
 
     Later calls repeat the first answer.
     """
-    here = launched()
+    try:
+        here = launched()
+    except ConfigError:  # the error to print
+        return None
     if here.size == 1:
         return None
     if not _answer:

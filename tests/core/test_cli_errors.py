@@ -33,10 +33,8 @@ FAILURES = {
     "train": "no-such-recipe",
 }  # fmt: skip
 REFUSED = RuntimeError("[enforce] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes.")
-HERE = Path(__file__).parent
 needs_shell = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a POSIX shell and /dev/full")
-# With and without buffering.
-BUFFERED = ({}, {"PYTHONUNBUFFERED": "1"})
+BUFFERED = ({}, {"PYTHONUNBUFFERED": "1"})  # standard streams
 # A command line that a stranger could write beside d/, an empty file, a link that leads nowhere, a file that is no
 # results file, and run/ -> the message and the exit code.
 STRANGERS = {
@@ -58,6 +56,7 @@ STRANGERS = {
     ("check", "infonce", "--engine", "nothing"): ("'nothing' names no engine; there are dense, eager, triton", 1),
     ("report", "run"): ("run is one run. Give its parent folder, ..", 2),
     ("report", "d", "-o", "my.toml/x.html"): ("choose another folder with -o", 1),
+    ("theory", "--figure1", "my.toml/x.svg"): ("remove it, or choose another folder with --figure1", 2),
     ("show", "a1b2"): ("unknown name 'a1b2'. It is a run: `dipole show runs/a1b2/config.toml` shows", 2),
     ("show", "bad.toml"): ("bad.toml is not valid TOML: ", 1),
     ("report", "bad.jsonl"): ("nothing could be read: `Problems` in report.html says why", 1),
@@ -242,7 +241,7 @@ def test_an_error_keeps_its_exit_code_without_stdout(target, buffered, tmp_path)
 @pytest.mark.slow  # as the next
 @pytest.mark.parametrize("target", ["<&- 2>/dev/full", "2>&-", "2>&1 >&- | true"])
 def test_training_finishes_without_a_working_stream(target, blobs, tmp_path):
-    found = shell(f"dipole train {blobs} {target}", tmp_path, program=shlex.quote(str(HERE / "blobs_domain.py")))
+    found = shell(f"dipole train {blobs} {target}", tmp_path, shlex.quote(f"{Path(__file__).parent}/blobs_domain.py"))
     (folder,) = (tmp_path / "runs").iterdir()
     assert read_record(folder / "record.json").status == "done"  # with the result that cannot be printed
     lost = ">&- |" in target

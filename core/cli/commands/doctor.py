@@ -278,4 +278,4 @@ def _writable(name: str, folder: Path, state: str, fix: str, note: str = "") -> 
         with tempfile.TemporaryFile(dir=existing):
             return Finding(name, "ok", f"{folder}{note}")
     except OSError as error:
-        return Finding(name, state, f"{folder}: {why(error)}", fix)
+        return Finding(name, state, f"{folder}: {why(error, '')}", fix)

@@ -33,7 +33,7 @@ def check_name(path: Path) -> None:
         raise OptionError(f"a picture ends in {', '.join(FORMATS)}, got {path.name!r}.")
 
 
-def _save(figure: Figure, path: Path) -> None:
+def _save(figure: Figure, path: Path, option: str) -> None:
     check_name(path)
     import matplotlib as mpl
 
@@ -42,7 +42,7 @@ def _save(figure: Figure, path: Path) -> None:
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
     metadata: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix, {})
-    with disk_refusing(f"cannot write the picture {path}", ConfigError, "--picture"), mpl.rc_context(settings):
+    with disk_refusing(f"cannot write the picture {path}", ConfigError, option), mpl.rc_context(settings):
         figure.savefig(path, dpi=110, metadata=metadata)
 
 
@@ -93,7 +93,7 @@ def draw_figure_1(path: Path) -> None:
         axes.plot(RADII, best, color=MEASURED, linestyle=":", label="L_sup(f1)")
         axes.set(xlabel="r", ylabel="hinge loss", ylim=(-0.3, 8))
         axes.legend(fontsize=7, frameon=False, loc="upper left")
-    _save(figure, path)
+    _save(figure, path, "--figure1")
 
 
 def draw_report(report: Report, path: Path, title: str = "") -> None:
@@ -115,7 +115,7 @@ def draw_report(report: Report, path: Path, title: str = "") -> None:
             why = fill(report.missing.get(key, ""), 34)
             axes.text(0.5, 0.5, why, ha="center", va="center", fontsize=8, color=NEUTRAL, transform=axes.transAxes)
             axes.set(xticks=[], yticks=[])
-    _save(figure, path)
+    _save(figure, path, "--picture")
 
 
 def _sides(axes: Axes, shown: list[Inequality]) -> None:
