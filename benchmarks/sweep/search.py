@@ -5,9 +5,9 @@ import json
 import math
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -24,7 +24,7 @@ from dipole.core.cli.output import write
 from dipole.core.record import read_record
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load_recipe
-from dipole.core.utils.errors import ConfigError, nearest
+from dipole.core.utils.errors import ConfigError, ReceivedError, nearest
 from dipole.core.utils.files import disk_refusing
 from dipole.core.utils.machine import processors
 from dipole.core.utils.text import counted
@@ -173,8 +173,11 @@ class _Search:
     def _prune(self, trial: Any, run: str, ended: threading.Event) -> bool:
         """Report what a running trial measures. Stop it, and return True, if the search has seen enough."""
         reported: set[int] = set()
+        lines: list[dict[str, Any]] = []
         while not ended.wait(LOOK_EVERY):
-            for line in _metrics(self.runs / run / "metrics.jsonl"):
+            with suppress(ReceivedError, OSError):  # there is no file yet
+                lines = read_metrics(self.runs / run / "metrics.jsonl")
+            for line in lines:
                 step, value = line["step"], line.get(f"eval/{self.metric}")
                 if step in reported or not isinstance(value, int | float):
                     continue
@@ -202,10 +205,3 @@ class _Search:
     def write(self, study: Study, winner: list[str]) -> None:
         with self._lock:
             study.write(self.recipe, self.metric, self.maximize, winner)
-
-
-def _metrics(path: Path) -> Iterable[dict[str, Any]]:
-    try:
-        return read_metrics(path)
-    except Exception:  # no file yet, or a line that is half written
-        return []
