@@ -277,8 +277,8 @@ def suites_table(suites: Sequence[SuiteResults], claims: Claims) -> ReportTable:
             name = replace(name, sub=f"{done} of {counted(len(suite.jobs), 'run')} finished")
         said = of_differences(suite) or of_suite(suite, claims[suite.manifest.name])
         answer = Cell(" ".join(said) or "No row is tested against another.")
-        verdicts = _verdicts(_counted_claims(suite, claims))
-        rows.append((name, Cell(question(suite)), answer, power_cell(suite), more_seeds(suite), verdicts))
+        tests, verdicts = planned(suite), _verdicts(_counted_claims(suite, claims))
+        rows.append((name, Cell(question(suite)), answer, power_cell(tests), more_seeds(tests), verdicts))
     effect = "effect"
     if any(suite.table for suite in suites):
         effect = "effect_of_papers"
@@ -339,9 +339,8 @@ def planned(suite: SuiteResults) -> list[Planned]:
     return found
 
 
-def more_seeds(suite: SuiteResults) -> Cell:
-    """Return how many more seeds show the paper's median effect, or a stated one, in half of a suite's tests."""
-    tests = planned(suite)
+def more_seeds(tests: Sequence[Planned]) -> Cell:
+    """Return how many more seeds show the effect in half of a suite's tests."""
     if not tests:
         return EMPTY
     missing = []
@@ -356,9 +355,8 @@ def more_seeds(suite: SuiteResults) -> Cell:
     return Cell(text, more, f"for {_effects(tests)}")
 
 
-def power_cell(suite: SuiteResults) -> Cell:
-    """Return the power of half of a suite's tests for the effect of `more_seeds`."""
-    tests = planned(suite)
+def power_cell(tests: Sequence[Planned]) -> Cell:
+    """Return the power of half of a suite's tests."""
     if not tests:
         return EMPTY
     shown = []
@@ -369,12 +367,11 @@ def power_cell(suite: SuiteResults) -> Cell:
     return Cell(f"{100 * value:.0f} %", value)
 
 
-def of_power(suite: SuiteResults) -> list[str]:
-    """Return a sentence on the power of a suite's tests, or [] without a stated effect."""
-    tests = planned(suite)
+def of_power(tests: Sequence[Planned]) -> list[str]:
+    """Return a sentence on the power of a suite's tests, or [] without one."""
     if not tests:
         return []
-    return [f"Half of the tests have a power of at least {power_cell(suite).text} for {_effects(tests)} (Holm)."]
+    return [f"Half of the tests have a power of at least {power_cell(tests).text} for {_effects(tests)} (Holm)."]
 
 
 def _effects(tests: Sequence[Planned]) -> str:

@@ -184,7 +184,7 @@ def _suite(results: SuiteResults, files: RunFiles, claims: Sequence[JudgedClaim]
     filled = [table.without_empty_columns() for table in shown if table is not None and table.rows]
     drawn, said = (
         {name: found for name, found in pictures.items() if found},
-        [*findings.of_suite(results, claims), *findings.of_power(results)],
+        [*findings.of_suite(results, claims), *findings.of_power(findings.planned(results))],
     )
     return Section(manifest.name, manifest.title, subtitle, list(_notes(results)), filled, drawn, said, True)
 

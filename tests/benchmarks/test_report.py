@@ -308,15 +308,15 @@ def two_rows(gaps, **more):
 
 def test_the_seeds_of_the_index_show_the_stated_effect(runs_folder):
     gaps = {"x": [0.0, 2.0, 4.5, -1.0, 1.0]}
-    suite = runs_folder.results("s", **two_rows(gaps, seeds=range(5)))
-    cell = findings.more_seeds(suite)
+    tests = findings.planned(runs_folder.results("s", **two_rows(gaps, seeds=range(5))))
+    cell = findings.more_seeds(tests)
     spread = np.std(gaps["x"], ddof=1)
     assert cell.sub == "for 1 point"
     assert power(1.0, spread, 5 + cell.sort, is_paired=True) >= 0.8 > power(1.0, spread, 4 + cell.sort, is_paired=True)
     today = power(1.0, spread, 5, is_paired=True)
-    assert findings.power_cell(suite).sort == pytest.approx(today)
+    assert findings.power_cell(tests).sort == pytest.approx(today)
     said = f"Half of the tests have a power of at least {100 * today:.0f} % for 1 point (Holm)."
-    assert findings.of_power(suite) == [said]
+    assert findings.of_power(tests) == [said]
     wide = runs_folder.results("wide", **two_rows({"x": [-5.0, 9.0]}, seeds=range(2)))
     assert findings.of_suite(wide)[-1] == "Only a difference above 100 points would show in x."
 
