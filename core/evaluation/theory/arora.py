@@ -71,7 +71,8 @@ def block_loss(points: Latent, loss: str = "hinge", b: int = 2, draws: int = 4, 
         found.append(_unsupervised(points, plus, minus, loss, 1))
     values = torch.tensor(found, dtype=torch.double)[:, :3]
     error = float(values[:, 0].std() / math.sqrt(draws)) if draws > 1 else math.nan
-    return Unsupervised(*values.mean(0).tolist(), error=error)
+    whole, different, same = values.mean(0).tolist()
+    return Unsupervised(whole, different, same, error)
 
 
 def _block_scores(points: Latent, b: int, generator: torch.Generator) -> Tensor:

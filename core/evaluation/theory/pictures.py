@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from textwrap import fill
@@ -102,7 +103,7 @@ def draw_report(report: Report, path: Path, title: str = "") -> None:
     figure.suptitle(title, fontsize=10)
     shown = [each for each in report.inequalities if each.theorem.paper.startswith("Arora")]
     numbers: dict[str, Any] = {"lemma_4_3": shown} | report.curves
-    panels = (
+    panels: tuple[tuple[str, str, Callable[..., None]], ...] = (
         ("lemma_4_3", "Arora et al.: measured (first) and bounds", _sides),
         ("lmcl_theorem_3", "LMCL, Theorem 3", _margins),
         ("cllr_theorem_2", "CLLR, Theorem 2", partial(_gradient, smoothness=report.choices.smoothness)),
