@@ -179,8 +179,7 @@ def compute_loss(
     built = as_composite(objective)
     if dim is not None:
         built.build(dim)
-    lazy = [name for name, p in built.named_parameters() if nn.parameter.is_lazy(p)]
-    if lazy:
+    if any(map(nn.parameter.is_lazy, built.parameters())):
         raise ConfigError(
             f"{built} has parameters as wide as the embeddings: give that width, compute_loss(..., dim=, model=)."
         )
