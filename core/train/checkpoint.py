@@ -205,7 +205,14 @@ def capture(run: Any) -> dict[str, Any]:
 
 
 def restore(run: Any, state: dict[str, Any]) -> None:
-    """Give a new `Run` the state of a checkpoint."""
+    """Give a new `Run` the state of a checkpoint, and the time at which its first attempt began."""
+    if (record := run.folder.read_record()) is not None:
+        if run.adapter.built_from_data and not same_data(run.adapter, record):
+            raise CheckpointError(
+                f"the data of the run {run.folder.path} have changed since its checkpoint was written, and its model "
+                "is built from them. Put the old data back, or start again with --resume never."
+            )
+        run.started = record.started
     ranks, size = state["ranks"], run.processes.size
     is_same_size = len(ranks) == size
     synchronized = run.config.train.sync_batch_norm
@@ -229,19 +236,6 @@ def restore(run: Any, state: dict[str, Any]) -> None:
         part.load_state_dict(state, run)
     if is_same_size:
         set_rng_state(mine["rng"])
-
-
-def first_start(run: Any) -> str | None:
-    """Return when the first attempt of a run began, or None if there is no record."""
-    record = run.folder.read_record()
-    if record is None:
-        return None
-    if run.adapter.built_from_data and not same_data(run.adapter, record):
-        raise CheckpointError(
-            f"the data of the run {run.folder.path} have changed since its checkpoint was written, and its model is "
-            "built from them. Put the old data back, or start again with --resume never."
-        )
-    return str(record.started)
 
 
 def unsupported_reason(ranks: Sequence[dict[str, Any]], module: nn.Module, synchronized: bool) -> str:

@@ -15,7 +15,7 @@ from dipole.core.objectives.objective import Outcome
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.record import RunRecord, now
 from dipole.core.train.callbacks import Evaluations, Health, TermNotes, write_run_record
-from dipole.core.train.checkpoint import capture, first_start, restore, restoring, save_checkpoint, starting_state
+from dipole.core.train.checkpoint import capture, restore, restoring, save_checkpoint, starting_state
 from dipole.core.train.config import RunConfig
 from dipole.core.train.domains import adapter_class
 from dipole.core.train.evaluation import Evaluated
@@ -189,7 +189,6 @@ class Run:
         if state is not None:
             with restoring():
                 restore(self, state)
-            self.started = first_start(self) or self.started
         self._schedules = Schedules(train, self.objective, steps_per_epoch)
         self._scheduled = self._schedules.set(self.step)
         # Seconds that are not training: building now and before, evaluating and saving before.
