@@ -238,7 +238,7 @@ class VisionAdapter(Adapter):
             if isinstance(part, Queue) and (rows := len(part.get_buffer("rows"))) > images
         ]
 
-    def alternatives_to(self, objective: Any) -> str:
+    def instead_of(self, objective: Any) -> str:
         """Return the frameworks that can carry an objective."""
         if self.config.pairs == "labels" or isinstance(self.module, CLIP):
             return ""

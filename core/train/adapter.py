@@ -324,7 +324,7 @@ class Adapter(ABC):
         """
         run.fit()
 
-    def alternatives_to(self, objective: Any) -> str:
+    def instead_of(self, objective: Any) -> str:
         """Return what to set instead of an objective that cannot use the pairs, as a sentence. Default: nothing.
 
         Args:

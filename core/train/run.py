@@ -260,7 +260,7 @@ class Run:
             try:
                 values = self.update(batch)
             except PairsError as error:
-                if alternatives := self.adapter.alternatives_to(self.objective):
+                if alternatives := self.adapter.instead_of(self.objective):
                     raise PairsError(f"{error} {alternatives}") from error
                 raise
             self.advance(values)
