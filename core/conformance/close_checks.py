@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import combinations, product
 
 import torch
@@ -315,7 +314,7 @@ def _compared(subject: Subject) -> list[tuple[Layout, Callable[..., Tensor]]]:
 def _equals(subject: Subject, layout: Layout, by: Callable[..., Tensor], leaves: Leaves) -> None:
     instance = subject.make(layout)
     with torch.no_grad():
-        found, true = (subject.result(instance, layout, leaves, loss).value for loss in (None, partial(by)))
+        found, true = (subject.result(instance, layout, leaves, loss).value for loss in (None, by))
     count = max(shape[0] for shape in layout.shapes.values())
     if not checks.relative(found, true) <= checks.EXACT:
         said = f"{found.item():.10g} for {count} rows of {layout.name}, reference {true.item():.10g}"
