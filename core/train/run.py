@@ -254,7 +254,7 @@ class Run:
             PairsError: the objective cannot use the pairs.
             TrainingError: a loss or gradient is not finite, or an epoch has another number of batches than announced.
         """
-        self.update, self.update_state = Update(self, self.update_state), {}
+        self.update, self.update_state = Update(self), {}
         self.evaluate_if_due()
         for batch in self._batches():
             try:

@@ -32,11 +32,11 @@ HALF = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 class Update:
     """Makes the updates of a `Run`. It owns the optimizer and the loss scale of float16.
 
-    `state` is a checkpoint's, with empty entries at the start. Raise ConfigError if a setting of [train] has no effect.
+    Raise ConfigError if a setting of [train] has no effect.
     """
 
-    def __init__(self, run: Any, state: dict[str, Any]) -> None:
-        self._run = run
+    def __init__(self, run: Any) -> None:
+        self._run, state = run, run.update_state
         config, adapter, objective, device = run.config.train, run.adapter, run.objective, run.device
         parameters = [*adapter.module.parameters(), *objective.parameters()]
         self._parameters = [each for each in parameters if each.requires_grad]
