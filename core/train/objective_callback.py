@@ -127,10 +127,10 @@ class ObjectiveCallback(TrainerCallback, ExportableState):
         ]
         for each in self._found:
             each.taken = True
+            each.objective.zero_grad()
             if hasattr(each, "check_dataset"):
                 each.check_dataset(getattr(kwargs["train_dataloader"], "dataset", None))
         _called()
-        self._forget_gradients()
         if state.global_step:
             self._resume(args, state)
         # The trainer wants an entry of each callback. A run that began without this one has none.
@@ -152,13 +152,9 @@ class ObjectiveCallback(TrainerCallback, ExportableState):
             each.objective.after_step(float(groups[0]["lr"]), state.global_step + 1, state.max_steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._forget_gradients()
-        self._folder = checkpoint_folder(args, state)
-
-    def _forget_gradients(self) -> None:
-        """Clear the objectives' gradients, as transformers clears only the model's."""
-        for each in self._found:
+        for each in self._found:  # transformers clears only the gradients of the model
             each.objective.zero_grad()
+        self._folder = checkpoint_folder(args, state)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         values, folder = self._values(), checkpoint_folder(args, state)
