@@ -95,7 +95,7 @@ def as_classes(name: str, labels: Any, rows: int | None, error: type[DipoleError
         found = found.long()  # numbers without a fractional part
     if found.is_floating_point() or found.is_complex() or found.ndim != 1 or rows not in (None, len(found)):
         count = "integers" if rows is None else f"{rows} integers"
-        fix = " Give rows without a label -1 in place of NaN." if bool(found.isnan().any()) else ""
+        fix = " Give rows without a label -1 in place of NaN." * bool(found.isnan().any())
         raise error(f"{name} must be {count}, one per row, got {found.dtype} of shape {shape_of(found)}.{fix}")
     return found.long()
 

@@ -285,8 +285,10 @@ class Additions(Part):
 def read_additions(folder: Path) -> Additions:
     """Return the results added to a run. Raise RecordError if the file is damaged."""
     path = folder / MEASURED
+    if not os.path.lexists(path):
+        return Additions()
     try:
-        return read_part(path, Additions) if os.path.lexists(path) else Additions()
+        return read_part(path, Additions)
     except RecordError as error:
         raise RecordError(f"not what `dipole add` writes: {error}") from error
 

@@ -50,7 +50,7 @@ def _unsupervised(points: Latent, plus: Tensor, minus: Tensor, loss: str, k: int
         mass = torch.stack([points.point_mass, points.point_mass - inside, inside])
         total += rho * latent.expected(loss, plus[span, span], minus[span], mass, k).mean(1)
     whole, different, same = total.tolist()
-    left = math.nan if points.classes == 1 else 1 - latent.collision(points.prior, k)  # nan: no other classes
+    left = 1 - latent.collision(points.prior, k) or math.nan  # nan: no other classes
     return Unsupervised(whole, different / left, same / latent.some_collision(points.prior, k))
 
 
