@@ -479,6 +479,8 @@ def objective(text: str, dim: int | None = None) -> Composite:
                 others = ", ".join(each.name for each in registry.entries() if each.kind != "diagnostic")
                 said = "it measures and has no gradient. Objectives and regularizers"
                 raise SpecError(f"{entry.name!r} is a diagnostic: {said}: {others}.")
+            if not (isinstance(entry.target, type) and issubclass(entry.target, Objective)):
+                raise SpecError(f"{entry.name!r} is no subclass of dipole.Objective, so it is no term.")
             weight = entry.weight if term.weight is None else term.weight
             if not 0 <= weight <= spec.LARGEST_NUMBER:
                 start, end = term.start, term.name_start

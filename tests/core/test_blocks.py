@@ -1,7 +1,9 @@
 """Blocks: which are drawn, how often classes collide, Equation 12 with them, and the losses of Figure 2 (c)."""
 
 import math
+from functools import partial
 
+import loops
 import numpy as np
 import pytest
 import torch
@@ -16,11 +18,7 @@ from tests.runs import refused
 
 N, B, D = 7, 3, 4
 LABELS = np.repeat([5, 0, 2, 9], [7, 4, 9, 2])
-
-
-def points(seed=0):
-    source = torch.Generator().manual_seed(seed)
-    return torch.randn(N, B + 1, D, dtype=torch.double, generator=source, requires_grad=True)
+points = partial(loops.draw, N, B + 1, D)
 
 
 @pytest.mark.parametrize(("anchors", "k", "b", "loss"), [

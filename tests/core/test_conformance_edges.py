@@ -37,8 +37,7 @@ def keeps_losses(self, a, s):
 
 
 def overflowing_norm(self, x):
-    half = x.dtype.itemsize < 4
-    return (x / x.square().sum(1, keepdim=True).sqrt()).float() if half else NTXent.unit(self, x)
+    return NTXent.unit(self, x) if x.dtype.itemsize > 2 else (x / x.square().sum(1, keepdim=True).sqrt()).float()
 
 
 def drops_out(self, x):

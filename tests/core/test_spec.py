@@ -143,6 +143,9 @@ def test_what_is_unusable_or_taken_is_not_registered(name, settings, said):
 
 
 def test_a_name_of_dipoles_own_stays_whoever_came_first():
+    with registry.temporary():
+        registry.register("counted")(Counter)
+        refused(SpecError, r"'counted' is no subclass of dipole.Objective(.|\n)*\^", dipole.objective, "dp + counted")
     fresh = Registry()
     fresh.register("infonce")(Counter)
     with pytest.raises(RegistryError, match=r"registered by dipole\..*\.InfoNCE; .*Counter needs another name"):
