@@ -92,7 +92,7 @@ class BlockShape:
     @classmethod
     def of(cls, objective: Composite | None, size: int) -> "BlockShape":
         """Return the shape of the first `blocks` term: b is its `size`, k is 1 by default. Without one: (size, 1)."""
-        for _, _, term in objective or ():
+        for _, _, term in objective if isinstance(objective, Composite) else ():
             if isinstance(term, Blocks):
                 return cls(term.b or size, term.k or 1, term.kind)
         return cls(size)
