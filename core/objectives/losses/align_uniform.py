@@ -68,6 +68,13 @@ class AlignUniform(Objective):
     of MoCo's queue belong to the queries, and the keys of the batch have no uniformity, as in the authors' code. The
     rows of CMC's memory bank belong to the half that made them (`Pairs.cross(queue_of="keys")`).
 
+    Args:
+        alpha: exponent of the alignment distance, > 0.
+        t: precision of the Gaussian potential, > 0.
+        align_weight: w_a >= 0.
+        uniform_weight: w_u >= 0.
+        uniform_over: "views" averages the uniformity of each view, "pairs" takes all pairs of an encoder together.
+
     Relations: uniform_weight = 0 equals `regression`. The repulsion of `cacr(cost=rbf, negative_weights=uniform)` is
     the uniformity over pairs at t = rbf_t.
     """

@@ -43,6 +43,9 @@ class BarlowTwins(Objective):
     With several views or positives, L is computed for each view of the anchors with each of their positives. These
     values are averaged, weighted by the number of rows.
 
+    Args:
+        redundancy: lambda >= 0.
+
     Relations: redundancy = 0 leaves each column's own correlation. Unlike `vicreg`, the loss does not change if a
     column is scaled or shifted.
     """

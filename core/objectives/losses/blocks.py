@@ -52,6 +52,11 @@ class Blocks(Objective):
     the other anchors that share no point with it. k selects the next ones in cyclic order and draws nothing. Embeddings
     are not normalised. Bound their norm by R in the encoder.
 
+    Args:
+        b: block size, the first b >= 1 positives of each point. None uses all. b = 1 is L_un (Eqs. 4-6).
+        k: number of negative blocks, >= 1, one mean each. None uses all other blocks.
+        loss: "logistic" (base 2, so that no separation costs 1) or "hinge".
+
     Raises:
         PairsError: if a point has fewer than b positives, or there are fewer than k other blocks. Anchors at the ends
             of documents of `Pairs.from_window` may have fewer positives.
@@ -62,9 +67,7 @@ class Blocks(Objective):
 
     def __init__(
         self,
-        b: Annotated[
-            int | None, Range(at_least=1), "block size: the first positives of each point, none for all"
-        ] = None,
+        b: Annotated[int | None, Range(at_least=1), "block size, none for all positives"] = None,
         k: Annotated[int | None, Range(at_least=1), "negative blocks, drawn from the batch, none for all"] = None,
         loss: Annotated[Literal["logistic", "hinge"], "loss of the margins v"] = "logistic",
     ) -> None:

@@ -59,6 +59,17 @@ class CACR(Objective):
         L_CR = -mean_i sum_{j in N(i)} [ e^{-t_neg d2_ij} / sum_{j'} e^{-t_neg d2_ij'} ] c_ij
         L = L_CA + L_CR;   RBF: L_CR = log( mean_i sum_j pi-_ij e^{-rbf_t d2_ij} )   (Eq. 14)
 
+    Args:
+        t_pos: sharpness of the positives' weights, >= 0.
+        t_neg: sharpness of the negatives' weights, >= 0.
+        k: number of positives used, >= 1. None uses all.
+        cost: "euclidean" (squared distance), "rbf", or "rbf_repulsion": the RBF cost for the negatives alone.
+        rbf_t: precision of the RBF cost, > 0.
+        positive_weights: "contrastive", "uniform" or "reversed" (flips the sign of the exponent, Table 8).
+        negative_weights: the same for the negatives. Uniform for both is UAUR (Eq. 11).
+        detach_weights: no gradient through the positives' weights (Algorithm 3).
+        intra_batch: other queries are negatives too, in addition to the keys and the queue (App. C.2).
+
     Raises:
         PairsError: if there are fewer than `k` positives. Anchors at the ends of documents of `Pairs.from_window` may
             have fewer.

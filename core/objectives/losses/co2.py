@@ -37,6 +37,16 @@ class CO2(Tempered):
         p_ij ~ e^{s(a_i, c_j)/tau'}, q_ij ~ e^{s(c_p, c_j)/tau'} over j in N(i), p the (first) positive of i
         L_i = InfoNCE_i + weight * ( KL(p_i | q_i) + KL(q_i | p_i) ) / 2
 
+    Args:
+        temperature: tau of InfoNCE, > 0, or "learned".
+        weight: of the consistency term, >= 0.
+        consistency_temperature: tau' > 0. None means `temperature`.
+        similarity: of both softmaxes: "cosine", "dot" or "bilinear".
+        init: initial value of a learned temperature, >= 0.01. None means 0.07.
+
+    Raises:
+        OptionError: if `init` is given without a learned temperature.
+
     Relations: weight = 0 equals `infonce`.
 
     Source: equations of the paper. The similarities of the positive use the candidates' side for both arguments.
@@ -46,9 +56,7 @@ class CO2(Tempered):
         self,
         temperature: Temperature = 0.5,
         weight: Annotated[float, Range(at_least=0), "weight of the consistency term"] = 0.3,
-        consistency_temperature: Annotated[
-            float | None, Range(above=0), "tau' of the two softmaxes, temperature when none"
-        ] = None,
+        consistency_temperature: Annotated[float | None, Range(above=0), "tau' of the two softmaxes"] = None,
         similarity: SimilarityOption = "cosine",
         init: Init = None,
     ) -> None:

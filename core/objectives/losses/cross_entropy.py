@@ -28,6 +28,9 @@ class CrossEntropy(InfoNCE):
     Formula (Arora et al. 2019, Sec. 8.1):
         L_i = -log( e^{a_i . w_{y_i}} / sum_{c=1..C} e^{a_i . w_c} )
 
+    Args:
+        classes: C >= 2. Labels are 0 to C - 1.
+
     Raises:
         PairsError: if the pairs have no labels, a label is outside 0..C-1, or the width of the embeddings changes.
         OptionError: if the class vectors would not fit into memory.
@@ -37,9 +40,7 @@ class CrossEntropy(InfoNCE):
 
     weighting = None  # weights of pairs would be those of other positives
 
-    def __init__(
-        self, classes: Annotated[int, Range(at_least=2), "number of classes C, labels are 0 to C - 1"] = 100
-    ) -> None:
+    def __init__(self, classes: Annotated[int, Range(at_least=2), "number of classes C"] = 100) -> None:
         super().__init__(temperature=1.0, similarity="dot")
         self.classes = classes
         self.vectors = UninitializedParameter()

@@ -50,8 +50,15 @@ class DCL(Tempered):
         G_i = max( ( sum_{j in N(i)} e^{s_ij/tau} - rho M e^{s_ip/tau} ) / (1 - rho),  M e^{-1/tau} )
         L_i = mean_{p in P(i)} -log( e^{s_ip/tau} / ( e^{s_ip/tau} + G_i ) )
 
-    Dot and bilinear similarities are unbounded. Their floor is M e^{s_min/tau}, with s_min the row's smallest
-    similarity to a negative, without gradient.
+    Args:
+        rho: class prior in [0, 1).
+        temperature: tau > 0, or "learned".
+        similarity: "cosine", "dot" or "bilinear". The last two are unbounded. Their floor is M e^{s_min/tau}, with
+            s_min the row's smallest similarity to a negative, without gradient.
+        init: initial value of a learned temperature, >= 0.01. None means 0.07.
+
+    Raises:
+        OptionError: if `init` is given without a learned temperature.
 
     Relations: rho = 0 is InfoNCE. `hcl(beta=0)` is DCL.
     """
@@ -112,6 +119,16 @@ class HCL(DCL):
     Formula (Robinson et al. 2021):
         w_ij = e^{beta s_ij/tau} / mean_{k in N(i)} e^{beta s_ik/tau}
         G_i = max( ( sum_j w_ij e^{s_ij/tau} - rho M e^{s_ip/tau} ) / (1 - rho),  M e^{-1/tau} ); the rest as in DCL
+
+    Args:
+        beta: concentration >= 0.
+        rho: class prior in [0, 1).
+        temperature: tau > 0, or "learned".
+        similarity: "cosine", "dot" or "bilinear". The floor is that of `dcl`.
+        init: initial value of a learned temperature, >= 0.01. None means 0.07.
+
+    Raises:
+        OptionError: if `init` is given without a learned temperature.
 
     Source: formula of the paper. The weights have a gradient, as in the authors' code.
     Relations: beta = 0 is DCL.

@@ -155,6 +155,16 @@ class InfoNCE(Tempered):
     Formula (LMCL Eq. 1):
         L_i = mean_{p in P(i)} -log( e^{s_ip/tau} / ( e^{s_ip/tau} + sum_{j in N(i)} e^{s_ij/tau} ) )
 
+    Args:
+        temperature: tau > 0, or "learned", CLIP's logit scale, at most 100 (tau >= 0.01).
+        similarity: "cosine", "dot" or "bilinear" (s_ij = a_i^T W c_j, where W starts as the identity).
+        init: initial value of a learned temperature, >= 0.01. None means 0.07.
+        joint: put all positives of an anchor into one softmax with a uniform target (Quick Thoughts). By default, each
+            positive has its own softmax with the negatives.
+
+    Raises:
+        OptionError: if `init` is given without a learned temperature.
+
     A CURL agent (Laskin et al. 2020) uses `infonce(similarity=bilinear, temperature=1)`.
 
     Relations: `dcl(rho=0)` and `hcl(rho=0, beta=0)` equal it. `quickthoughts` is InfoNCE with dot products,
@@ -195,6 +205,14 @@ class QuickThoughts(InfoNCE):
 
     Formula (Logeswaran & Lee 2018, Eqs. 1-2; LMCL Sec. 5.3):
         L_i = log( sum_{j in P(i) + N(i)} e^{s_ij/tau} ) - mean_{p in P(i)} s_ip/tau
+
+    Args:
+        temperature: tau > 0, or "learned". The authors use none (1).
+        similarity: "cosine", "dot" or "bilinear". The authors use "dot", without normalisation.
+        init: initial value of a learned temperature, >= 0.01. None means 0.07.
+
+    Raises:
+        OptionError: if `init` is given without a learned temperature.
 
     Relations: `infonce(similarity=dot, temperature=1, joint=true)` under its own name.
     """

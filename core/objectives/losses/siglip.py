@@ -38,8 +38,14 @@ class SigLIP(Tempered):
         L = 1/|B| sum_i ( sum_{p in P(i)} log(1 + e^{-z_ip}) + sum_{j in N(i)} log(1 + e^{z_ij}) )
     As in the paper, the sum is divided by the number of anchors and not of pairs, so it grows with the batch. With two
     encoders, `Pairs.cross(images, texts)` has every pair once. `Pairs.both` has every pair twice and twice the anchors,
-    which gives the same loss. The mean skips anchors without a positive. A learned t = e^{t'}, t' = `logit_scale`, is
-    unbounded, as in the paper.
+    which gives the same loss. The mean skips anchors without a positive.
+
+    Args:
+        temperature: tau = 1/t > 0, or "learned": t = e^{t'}, t' = `logit_scale`, unbounded as in the paper.
+        init: initial tau, >= 0.01. Default 0.1 (t' = log 10).
+        bias: b, a number or "learned".
+        bias_init: initial b. Default -10, at which most pairs of a large batch count as not matching.
+        similarity: "cosine", "dot" or "bilinear".
 
     Raises:
         OptionError: if `init` or `bias_init` is given without a learned value.

@@ -52,8 +52,15 @@ class SupCon(Tempered):
     means unknown: the positives of such a row are the other views of its instance. Without labels, the positives are
     those of the pairs.
 
+    Args:
+        temperature: tau > 0, or "learned". The paper uses 0.1.
+        variant: "out", the sum over positives outside the logarithm, or "in".
+        similarity: "cosine", "dot" or "bilinear".
+        init: initial value of a learned temperature, >= 0.01. None means 0.07.
+
     Raises:
         PairsError: if anchors have labels and candidates have none (a queue).
+        OptionError: if `init` is given without a learned temperature.
 
     Relations: `infonce(joint=true)` with the same positives is `out`. `tuple` has only one positive and the negatives
     in each softmax.
@@ -135,8 +142,13 @@ class Tuple(InfoNCE):
     Formula (LMCL Eq. 2):
         L_i = mean_{p: y_p = y_i} -log( e^{s_ip/tau} / ( e^{s_ip/tau} + sum_{j: y_j != y_i} e^{s_ij/tau} ) )
 
+    Args:
+        temperature: tau > 0, or "learned".
+        init: initial value of a learned temperature, >= 0.01. None means 0.07.
+
     Raises:
         PairsError: if the pairs have no labels, or candidates whose labels are unknown (a queue).
+        OptionError: if `init` is given without a learned temperature.
 
     Relations: equals `infonce` if every instance is its own class. `supcon` has the other positives in the denominator
     too.

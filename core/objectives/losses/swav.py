@@ -58,6 +58,14 @@ class SwAV(Objective):
 
     All pairs of a crop and a code weigh alike: 1/14 with 2 large and 6 small crops.
 
+    Args:
+        prototypes: number of prototypes, >= 2.
+        dim: width of the embeddings, >= 1. None takes it from the first call (or `objective(..., dim=)`).
+        temperature: tau > 0.
+        epsilon: entropy of the codes, > 0.
+        iterations: number of Sinkhorn-Knopp iterations, >= 1.
+        codes: "crop" computes the codes of each crop, "all" those of all candidates together.
+
     Raises:
         PairsError: if the width of the embeddings changes.
         OptionError: if the prototypes would not fit into memory.
@@ -72,9 +80,7 @@ class SwAV(Objective):
     def __init__(
         self,
         prototypes: Annotated[int, Range(at_least=2), "number of prototypes"] = 300,
-        dim: Annotated[
-            int | None, Range(at_least=1), "width of the embeddings, none takes it from the first call"
-        ] = None,
+        dim: Annotated[int | None, Range(at_least=1), "width of the embeddings"] = None,
         temperature: Annotated[float, Range(above=0), "softmax temperature tau over the prototypes"] = 0.1,
         epsilon: Annotated[float, Range(above=0), "entropy of the codes"] = 0.05,
         iterations: Annotated[int, Range(at_least=1), "Sinkhorn-Knopp iterations"] = 3,

@@ -23,6 +23,11 @@ class Triplet(Objective):
     Formula (CACR App. B.5), c(x, y) = ||x - y||^2 of unit vectors:
         L_i = [ E_p c(a_i, c_p) - E_j c(a_i, c_j) + m ]_+
 
+    Args:
+        margin: m >= 0, in squared distance of unit vectors (0 to 4).
+        mode: "uniform" takes means over positives and negatives. "hardest" takes the farthest positive and the nearest
+            negative.
+
     Relations: "uniform" is UAUR (`cacr` with uniform weights) under a hinge. "hardest" is CACR's limit for sharp
     temperatures under a hinge.
     """
@@ -30,9 +35,7 @@ class Triplet(Objective):
     def __init__(
         self,
         margin: Annotated[float, Range(at_least=0), "margin m in squared distance of unit vectors (0 to 4)"] = 1.0,
-        mode: Annotated[
-            Literal["uniform", "hardest"], "means over all pairs, or the farthest positive and the nearest negative"
-        ] = "uniform",
+        mode: Annotated[Literal["uniform", "hardest"], "means over all pairs, or the hardest pairs"] = "uniform",
     ) -> None:
         super().__init__("cosine")
         self.margin = margin

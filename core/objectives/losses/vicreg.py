@@ -54,6 +54,14 @@ class VICReg(Objective):
     divided by n - 1. A single row has variance 0. For any number of views, the loss uses the mean of v and twice the
     mean of c. Rows of a queue belong to no view.
 
+    Args:
+        invariance: w_s >= 0.
+        variance: w_v >= 0.
+        covariance: w_c >= 0.
+        gamma: standard deviation that a column should have, > 0.
+        epsilon: added to the variance, > 0.
+        reduction: of v over the views: "mean" (the authors' code) or "sum" (Eq. 6, twice the mean for any number).
+
     Relations: variance = covariance = 0 leaves the squared distance of raw positives, times 25/d by default. The
     covariance is within a view, where `barlow_twins` correlates two views.
     """

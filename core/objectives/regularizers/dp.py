@@ -54,6 +54,11 @@ class DP(Objective):
         g(D) = | min( (D - delta_pos)(D - delta_neg), 0 ) |
         mean: average of g over all pairs;   anchor_sum: R = mean_i sum_j g(D_ij);   sum: sum of g over all (i, j)
 
+    Args:
+        delta_pos: lower end of the margin, in [0, 1].
+        delta_neg: upper end of the margin, in [0, 1], above delta_pos.
+        reduction: "mean" (default), "anchor_sum" (Eq. 10's inner sum, averaged over anchors) or "sum".
+
     Raises:
         OptionError: if delta_pos >= delta_neg.
 
