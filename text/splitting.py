@@ -32,7 +32,7 @@ DOTTED = re.compile(
     re.IGNORECASE,
 )
 _FINAL = "|".join(map(re.escape, _DATA["final"]["abbreviations"].split()))
-FINAL = re.compile(rf"(?:{_FINAL})\.\s+[\"'(]?(?:{'|'.join(_DATA['final']['words'].split())})\b(?!\.)")
+FINAL = re.compile(rf"(?:{_FINAL})\.(?:[\"'\u201d]|\s+[\"'(]?(?:{'|'.join(_DATA['final']['words'].split())})\b(?!\.))")
 GREEK = "\u0370-\u03ff\u1f00-\u1fff"
 _CLOSING = "\"')\\]}\u2019\u201d\u00bb\u203a\u300d\u300f\u3011\u300b\u3009\u3015\u3017\uff09\uff3d\uff5d\uff63"
 _INDIC = "\u0900-\u0dff"
@@ -63,7 +63,7 @@ _NUMBER = re.compile(r"\d{1,2}\.")
 _WORD = re.compile(r"\w")
 _MARKED = re.compile(r"(?:[*_]|\[\w{1,3}\])+(?= |$)")  # the end of Markdown's emphasis, or numbers of notes
 # A question, quotation or name inside of a sentence, which goes on: `"Did he?" she asked`, `the Jeopardy! host`.
-_INSIDE = re.compile(rf"(?:[{MARKS}.?!;\u2026](?: ?[\u00bb\u203a]|[{_CLOSING}\u201c\u00ab*_]+)|\b[A-Z]\w*!)$")
+_INSIDE = re.compile(rf"(?:[{MARKS}.?!;\u2026](?: ?[\u00bb\u203a]|[{_CLOSING}\u201c\u00ab*_]+)|\w [A-Z]\w*!)$")
 _ASKED = re.compile(r"[?!\u2026]$")
 # Borders, written as U+FFFF, that are none: before a company's form, and before the Korean particles of speech.
 _NO_BORDER = re.compile(

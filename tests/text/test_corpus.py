@@ -65,7 +65,7 @@ def test_sentences_equal_punkt():
             is_inside = text[start - 1] != " " and text[start] not in "[("
             number = re.fullmatch(r" ?\d\.", text[ends[-2:][0] : ends[-1]])
             words = text[start:].lstrip("- ")
-            ending = "([.?!]['\")\u201d]+|\\b[A-Z]\\w*!) $" + "|[?!] $" * text.startswith("--", start)
+            ending = "([.?!]['\")\u201d]+|\\w [A-Z]\\w*!) $" + "|[?!] $" * text.startswith("--", start)
             goes_on = words[:1].islower() and re.search(ending, text[:start])
             if ends[1:] and (is_inside or number or goes_on or not re.search(r"\w", text[start:end])):
                 ends.pop()
@@ -280,9 +280,9 @@ def test_sentences(script):  # the last two in Chinese end in ASCII marks
     (" ", ["He left.[12]", "Then she came.[3][a]", "It is so \ue000 (see Fig. 4.)", "[1] is it.", "No.*", "I am.[12]"]),
     (" ", ["**Note!**", "It *is.*", "*Why?* he said.", '"Go!"', '"No."', '"Is it?"', "iPhones are.", "- so"]),
     (" ", ["डॉ. शर्मा आए।", "रु. 500 दिए।", "د. أحمد هنا.", "א. ב. יהושע כתב.", "1. Das ist ca. 3 km bzw. mehr."]),
-    (" ", ["The Jeopardy! host met.", "The Ph.D. Students left the U.S.", "So did Mr. So, 5 p.m.", "He met Dr. He."]),
+    (" ", ["The Jeopardy! host met.", "The Ph.D. Students left the U.S.", "As did Mr. So, 5 p.m.", "He met Dr. He."]),
     (" ", ["Yahoo! Inc. did.", "The U.N. Council met.", "In the E.U.", "It is.", "Am 3. 5. 2020.", "I am 3.", "5 go."]),
-    (" ", ["“네.” 라고 말했다.", '"정말?" 하고 물었다.', '"네."', "하고 싶은 말이 있다."]),
+    (" ", ["“네.” 라고 말했다.", '"정말?" 하고 물었다.', '"네."', "하고 싶은 말이 있다.", '"No U.S."', "Oh!", "so."]),
     ("", ["彼は「はい。」と言った。", "我去U.S.A.了。", "真的吗?!", "你好！😀", "好。", "¿Qué?", "¡No!"]),
     ("\n", ["Items:", "- one", "• two", "1. three", "2) four"]),
 ])  # fmt: skip
