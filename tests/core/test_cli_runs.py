@@ -287,8 +287,8 @@ def test_bash_completes_commands_options_names_and_files(tmp_path, monkeypatch, 
         "com": "compare completion", "rm --y": "--yes", "completion z": "zsh", "train digits-simc": "digits-simclr",
         "show sims": "simsiam", "train mi": "mine.toml", "show infon": "infonce", "bench lmcl-table1": "lmcl-table1",
         "data get cifar10": "cifar10 cifar100", "rm r": "runs", "report runs -o mi": "mine.toml", "rm 01": "0123abc",
-        "rm 0123abc 0f": "0ffe", "report sh": "shipped", "bench demo --known sh": "shipped",
-        "train mine.toml --resume a": "auto", "data wiki": "wiki3029", "data get wiki": "",
+        "rm 0123abc 0f": "0ffe", "report sh": "shipped", "bench demo --known sh": "shipped", "data wiki": "wiki3029",
+        "train mine.toml --resume a": "auto", "data get wiki": "", "compare 0123abc 0f": "0ffe",
     }  # fmt: skip
     script = "\n".join([done(capsys, "completion", "bash"), *(ask.format(words=words) for words in wanted)])
     found = subprocess.run([bash, "--norc", "-c", script], capture_output=True, text=True, check=True)

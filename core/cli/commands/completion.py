@@ -15,7 +15,6 @@ from dipole.core.utils.extras import needing
 SHELLS = ("bash", "zsh", "tcsh")
 # How an argument is completed, by its metavar or by command and metavar: kinds of `dipole list`, or words.
 FOLDERS = ("AGENT", "DIR", "FOLDER")
-FILES = ("FILE", "PATH", "INPUT", "RECIPE", "SUITE", "RUN", "RUNS", "PLACE", "auto|never|PATH", "dipole show NAME")
 NAMES = {
     "RECIPE": ("recipes",),
     "SUITE": ("suites",),
@@ -23,10 +22,12 @@ NAMES = {
     "dipole show NAME": (*KINDS[:-1], "parts", "run", "train"),
     "dipole data get NAME": ("data sets that are fetched",),
     "RUN": ("run folders",),
+    "OTHER": ("run folders",),
     "RUNS": ("shipped",),
     "PLACE": ("shipped",),
     "auto|never|PATH": ("auto", "never"),
 }
+FILES = ("FILE", "PATH", "INPUT", *NAMES.keys() - {"dipole check TARGET", "dipole data get NAME"})
 # The shell lists runs itself, because they change after the script was written.
 RUN_FOLDERS = "$(cd runs 2>/dev/null && ls)"
 
