@@ -2,7 +2,7 @@
 
 import argparse
 
-from dipole.core.cli.output import print_result, stdout_to_stderr
+from dipole.core.cli.output import print_result, stdout_to_stderr, write
 from dipole.core.cli.parser import Runner, add_overrides, add_runs
 from dipole.core.train.run_folder import find_run
 from dipole.core.utils.received import read_text
@@ -36,12 +36,16 @@ def run(arguments: argparse.Namespace) -> int:
     recorded = {name: number(value) for name, value in record.results.items()}
     rows += [(name, number(value), recorded.get(name, "-")) for name, value in found.results.items()]
     lines = [f"run        {folder.path}", f"objective  {printable(record.objective, '')}", "", text_table(rows), ""]
-    lines += found.remarks
+    print_result(arguments.json, facts, "\n".join([*lines, *found.remarks]))
+    if arguments.json:
+        return 0
     # Domains write nearest sentences and comparisons with the papers as text.
-    lines += [f"{path.name}\n\n{read_text(path)}" for path in sorted(folder.path.glob("*.txt"))]
+    for path in sorted(folder.path.glob("*.txt")):
+        write(f"{path.name}\n\n{read_text(path)}")
     verdict = "The numbers agree."
     if not added:
         verdict = "These data differ from the run's: the numbers are not added to its record."
     elif not agrees:
         verdict = "The numbers differ; versions are in the record."
-    return print_result(arguments.json, facts, "\n".join([*lines, verdict]))
+    write(verdict)
+    return 0
