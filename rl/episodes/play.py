@@ -186,6 +186,7 @@ class _Episode:
     number: int
     attempt: int
     shown: Any
+    is_new: bool = True
     seen: list[Any] = field(default_factory=list)
     memory: Any = None  # of a recurrent policy
     total: float = 0.0
@@ -215,7 +216,7 @@ def _play(
         for index, episode in playing.items():
             if frames is not None and episode.number == 0:
                 frames.append(rendered(env.env))
-            part, starts = see(episode.shown), np.array([episode.memory is None])
+            part, starts = see(episode.shown), np.array([episode.is_new])
             if observations is not None:
                 episode.seen.append(part)
             actions[index], episode.memory = agent.predict(part, episode.memory, starts, deterministic)
@@ -226,7 +227,7 @@ def _play(
             if index not in playing:
                 continue
             episode = playing[index]
-            episode.shown, episode.total = row, episode.total + float(rewards[index])
+            episode.shown, episode.is_new, episode.total = row, False, episode.total + float(rewards[index])
             if not dones[index]:
                 continue
             del playing[index]
