@@ -53,7 +53,7 @@ class DistractingControlEnv(ControlEnv):
         dynamic: bool = False,
         **settings: Any,
     ) -> None:
-        if difficulty not in DIFFICULTIES:
+        if difficulty not in list(DIFFICULTIES):
             allowed = ", ".join(repr(each) for each in DIFFICULTIES if each)
             raise ConfigError(f"difficulty must be {allowed} or None, got {difficulty!r}.")
         if dynamic and backgrounds is None:

@@ -101,17 +101,17 @@ def test_videos_are_shown_behind_the_scene(videos):
 
 
 def test_recipes_name_the_papers_difficulties(videos):
-    assert [*DIFFICULTIES.values()] == [(0.1, 0.1, 4), (0.2, 0.2, 8), (0.3, 0.3, None), (0.1, 0.03, None)]
+    papers = {"easy": (0.1, 0.1, 4), "medium": (0.2, 0.2, 8), "hard": (0.3, 0.3, None)}
+    assert papers | {None: (0.1, 0.03, None)} == DIFFICULTIES
     env = make_env("distracting:reacher-easy", difficulty="medium", backgrounds=str(videos), colour=0.5, **SMALL)
-    assert (env.colour, env.camera_shift, len(env._videos)) == (0.5, 0.2, 3)
+    assert (env.colour, env.camera_shift, len(env._videos), env.reset(seed=0)[0].shape) == (0.5, 0.2, 3, (9, 40, 40))
     assert [len(videos_in(videos, most)) for most in (None, 8, 2)] == [3, 3, 2]
-    assert env.reset(seed=0)[0].shape == (9, 40, 40)
     wanted = ["rl.task=distracting:walker-walk", "rl.difficulty=medium", f"rl.backgrounds={videos}", "rl.dynamic=true"]
     assert load_recipe("curl", wanted).config.rl.environment()["difficulty"] == "medium"
 
 
 @pytest.mark.parametrize(("given", "said"), [
-    ({"difficulty": "extreme"}, "difficulty must be 'easy', 'medium', 'hard' or None"),
+    *(({"difficulty": wrong}, "difficulty must be 'easy', 'medium', 'hard' or None") for wrong in ("extreme", [2])),
     ({"colour": 2}, "colour must be a number from 0 to 1"),
     ({"backgrounds": "ABSENT"}, "is no folder"), ({"dynamic": True}, "give their folder"),
     ({"difficulty": "easy", "inputs": "state"}, "no image to distract from"),
