@@ -63,7 +63,7 @@ class ProbeSettings:
         check_whole("kfold", self.kfold, 2)
         check_whole("seed", self.seed, 0)
         if self.seed >= 2**32:
-            raise OptionError("seed must be a whole number below 2**32.")
+            raise OptionError(f"seed must be a whole number below 2**32, got {self.seed}.")
 
     def grid(self, kind: str) -> list[float]:
         """Return the values that are tried: weight decays of the PyTorch classifier, else inverse regularisation C."""
