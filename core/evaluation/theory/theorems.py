@@ -62,7 +62,7 @@ class Choices:
     """
 
     losses: tuple[str, ...] = LOSSES
-    k: Annotated[int, Range(at_least=1, at_most=1000), "negatives of Theorem 6.1"] = 4
+    k: Annotated[int, Range(at_least=1, at_most=1029), "negatives of Theorem 6.1"] = 4  # comb(1030, 515) is no float
     block: Annotated[int, Count, "members of a block of Proposition 6.2"] = 5
     draws: Annotated[int, Count, "sets of permutations that blocks are averaged over"] = 4
     tasks: Annotated[int, Range(at_least=2), "fitted tasks of the trained classifier"] = 50
