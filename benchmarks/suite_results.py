@@ -208,9 +208,9 @@ class SuiteResults:
 
     def samples(self, row: str, column: str, field: str = "mean") -> Samples | None:
         """Return values by seed: "mean", "untrained", or "drop", the loss against the balanced column or group."""
-        label = row
-        if self.table is not None and (printed := self.table.find(row)) is not None:  # of a method with a single row
-            label = printed.label
+        label, is_ours = row, any(each.label == row for each in self.rows)
+        if self.table is not None and not is_ours and (printed := self.table.find(row)) is not None:
+            label = printed.label  # of a method with a single row
         if field != "drop":
             return self._samples.get((label, column, field))
         found = self._samples.get((label, column, "mean"), {})

@@ -40,6 +40,8 @@ class cached(nn.Module):  # noqa: N801, it is used as a function
         SpecError: the text is invalid.
         PairsError: from a call, if rows do not fit together.
 
+    It is a module with the parameters of both. A call returns the loss, (). `embed(view)` returns embeddings, (B, d).
+
     Source: Gao et al. 2021 (GradCache). They call backward twice. Here the second pass is part of the caller's backward
     pass, so hooks, loss scaling and gradient synchronisation see each parameter's gradient once.
     """

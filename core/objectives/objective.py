@@ -479,13 +479,16 @@ def objective(text: str, dim: int | None = None) -> Composite:
                 others = ", ".join(each.name for each in registry.entries() if each.kind != "diagnostic")
                 said = "it measures and has no gradient. Objectives and regularizers"
                 raise SpecError(f"{entry.name!r} is a diagnostic: {said}: {others}.")
-            if not (isinstance(entry.target, type) and issubclass(entry.target, Objective)):
+            if isinstance(entry.target, type) and not issubclass(entry.target, Objective):
                 raise SpecError(f"{entry.name!r} is no subclass of dipole.Objective, so it is no term.")
             weight = entry.weight if term.weight is None else term.weight
             if not 0 <= weight <= spec.LARGEST_NUMBER:
                 start, end = term.start, term.name_start
                 raise SpecError(f"the weight of {entry.name} must be >= 0 and at most 1e+30, got {weight:g}.")
-            terms.append(entry.target(**dict(term.options)))
+            built = entry.target(**dict(term.options))
+            if not isinstance(built, Objective):
+                raise SpecError(f"{entry.name!r} returns no dipole.Objective, so it is no term.")
+            terms.append(built)
         except (SpecError, OptionError) as error:
             if isinstance(error, OptionError):
                 spans = dict(zip(dict(term.options), term.option_spans, strict=True))

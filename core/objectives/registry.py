@@ -135,7 +135,7 @@ class Registry:
             raise RegistryError(f"cannot register {name!r}: aliases must be a tuple of names, got {aliases!r}.")
 
         def decorate(target: Target) -> Target:
-            if not (inspect.isclass(target) or inspect.isfunction(target)):
+            if not (callable(target) and hasattr(target, "__qualname__")):
                 raise RegistryError(f"cannot register {name!r}: it must be a class or a function, got {shown(target)}.")
             doc = inspect.getdoc(target) or ""
             entry = Entry(

@@ -388,12 +388,12 @@ def _values_on(terms: Mapping[str, tuple[float, Objective]], pairs: Pairs, batch
 
 def asked_statistics(term: Objective) -> dict[str, AnyStatistic]:
     """Return the row statistics that a term asks for. Raises PairsError if they are none."""
-    asked: dict[str, AnyStatistic] = term.statistics()
-    fine = isinstance(asked, dict) and all(isinstance(each, (Statistic, Extreme)) for each in asked.values())
+    asked: Mapping[str, AnyStatistic] = term.statistics()
+    fine = isinstance(asked, Mapping) and all(isinstance(each, (Statistic, Extreme)) for each in asked.values())
     _demand(term, "statistics", fine, "row statistics by name, such as {'negatives': dipole.LogSumExp(2.0)}", asked)
     for name in asked.keys() & _OWN_NAMES:
         raise PairsError(f"{term.registered_name()}: rows.{name} is no statistic. Give the statistic another name.")
-    return asked
+    return dict(asked)
 
 
 def _demand(term: Objective, hook: str, fine: bool, wanted: str, got: Any) -> None:
@@ -426,7 +426,7 @@ def _matrix_of(term: Objective, pairs: Pairs) -> _Matrix:
         return _Matrix(pairs, Factors(x, x))
     embeddings = (pairs.anchors, pairs.candidates) if term.keeps_directions else None
     projected = term.project(pairs)
-    fine = isinstance(projected, tuple) and len(projected) == 3
+    fine = isinstance(projected, (tuple, list)) and len(projected) == 3
     _demand(term, "project", fine, "x (A, h), y (C, h) and a bound or None", projected)
     x, y, bound = projected
     return _Matrix(pairs, Factors(x, y, bound, embeddings))

@@ -257,7 +257,7 @@ def test_missing_data_is_reported_before_anything_is_made(recipe, setting, said,
 def test_a_misspelled_metric_is_reported_before_training(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(bench, "run_suite", lambda *_: sys.exit(3))
-    write_suite(tmp_path, ROWS[:1], [("a", "knn/acuracy"), ("b", "knn/accuracy"), ("c", "diag/rank")])
+    write_suite(tmp_path, ROWS[:1], [("a", "knn/acuracy"), ("b", "knn/top5"), ("c", "diag/rank")])
     with suppress(SystemExit):
         main(["bench", "tiny.toml"])
     said = capsys.readouterr().err

@@ -120,18 +120,18 @@ def test_claims_and_verdicts_of_a_suite(runs_folder):
 
 
 def test_every_printed_table_is_listed_with_what_was_run_of_it(runs_folder):
-    rows = [("SimCLR (CL)", "infonce", None)]
-    values = {"CIFAR-10": 0.83, "STL-10": 0.5}
+    rows, values = [("SimCLR (CL)", "infonce", None)], {"CIFAR-10": 0.83, "STL-10": 0.5}
     runs_folder.results("cacr-table6", rows, values, lambda r, c, s: values[c] + s / 1000, published="cacr-table6")
+    curl = {"rows": [("CURL", "infonce", None)], "columns": ["AVG-2"], "published": "arora-table2-cifar100"}
+    assert runs_folder.results("own", values=lambda *_: 0.5, **curl).value("CURL", "AVG-2") == 50  # "CURL / CIFAR-100"
     report = make_report(runs_folder.path)
     (sheet,) = [sheet for sheet in report.tables if sheet.name == "published"]
     assert {row[0].text for row in sheet.rows} == set(published.tables())
     by = {row[0].text: dict(zip(sheet.head, (cell.text for cell in row), strict=True)) for row in sheet.rows}
-    assert by["lmcl-table4"]["suite"] == "no runs here"
     (every,) = [sheet for sheet in report.tables if sheet.name == "every-claim"]
     assert [row[0].text for row in every.rows] == [claim.id for claim in published.claims()]
     verdicts = {row[0].text: row[-1].text for row in every.rows}
-    assert verdicts["lmcl-c01"] == "no runs here"
+    assert by["lmcl-table4"]["suite"] == verdicts["lmcl-c01"] == "no runs here"
     assert {verdicts[c.id] for c in published.claims() if not c.tests} == {"no test in numbers"}
     # 83.1 +- 0.1 against the printed 83.47, and 50.1 against 83.89.
     assert [by["cacr-table6"][name] for name in ("compared", "agree", "differ")] == ["2", "1", "1"]

@@ -235,6 +235,8 @@ def test_an_outcome_says_where_its_loss_is_and_a_term_what_a_loss_must_be():
         (r"project must return x \(A, h\), .*, got tuple", {"project": lambda self, pairs: (pairs.anchors, None)}),
     ):
         refused(PairsError, f"Odd: {said}", type("Odd", (Objective,), hook)("cosine"), *torch.randn(2, 4, 3))
+    hooks = {"project": lambda self, pairs: [pairs.anchors, pairs.candidates, None], "loss": lambda self, *_: self.W}
+    assert type("Listed", (Objective,), {**hooks, "W": torch.ones(())})("cosine")(*torch.randn(2, 4, 3)) == 1
     outcome = dipole.objective("infonce")(*torch.randn(2, 4, 3))
     refused(AttributeError, r"no 'backward'.* objective\(z1, z2\)\.loss", getattr, outcome, "backward")
     torch.testing.assert_close(copy.deepcopy(outcome).loss, pickle.loads(pickle.dumps(outcome)).loss)
