@@ -20,6 +20,7 @@ import tempfile
 import time
 import types
 import warnings
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ from sklearn.exceptions import ConvergenceWarning
 
 from dipole import Pairs, objective
 from dipole.benchmarks.speed.timing import Results, interleaved
-from dipole.benchmarks.studies.learning_text import RandomWords
 from dipole.text.corpus import documents_of, read_pieces
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders.batch import TokenBatch, make_batch, pad
@@ -150,7 +150,10 @@ class Text:
 
 
 def random_words(sentences: list[str], width: int) -> np.ndarray:
-    return RandomWords(width, seed=0)(sentences)
+    table: dict[str, np.ndarray] = {}
+    for word in {word for sentence in sentences for word in sentence.split() or ["."]}:
+        table[word] = np.random.RandomState(zlib.crc32(word.encode())).randn(width).astype(np.float32)
+    return np.stack([np.mean([table[w] for w in s.split() or ["."]], 0) for s in sentences])
 
 
 def hashed_words(sentences: list[str], width: int) -> np.ndarray:
