@@ -26,6 +26,7 @@ REFRESH = (0, 4, 10)  # iterations at which the Hessian's diagonal is computed, 
 STALLED = 60  # iterations without progress after which float32 gives up
 ROTATED_BELOW = 3000  # features above which eigenvectors cost more than the iterations that they save
 IN_CACHE, ON_DEVICE = 2**20, 2**25  # features and logits that a processor and a device work on at a time
+SAMPLED = 1024  # rows, up to twice as many, that suffice for the Hessian's diagonal
 LEAD_FROM = 4  # problems from which on the problem of their mean subset is solved first, as a start for the others
 LARGEST = 1e9  # larger features leave no digits in float32 products
 SMALLEST_SPREAD = 0.1  # smallest root mean square of the decision values that a relative tolerance refers to
@@ -153,11 +154,19 @@ class _Solver:
     ) -> None:
         # The intercept is free, so centring changes no prediction. It removes the largest eigenvalue of X^T X.
         self.mean = x.mean(0).double()
-        centred = (x - self.mean.to(x.dtype)).to(dtype)
-        self.basis = _eigenvectors(centred[:learned])  # (d, D - 1)
-        if self.basis is not None:
-            centred = centred @ self.basis
-        self.x = torch.cat([centred, centred.new_ones(len(x), 1)], 1)
+        mean = self.mean.to(x.dtype)
+
+        def centred(count: int) -> Iterator[tuple[slice, Tensor]]:
+            for rows in row_pieces(count, x.shape[1], x.device):
+                yield rows, (x[rows] - mean).to(dtype)
+
+        self.basis = _eigenvectors(learned, x.shape[1], centred(learned))  # (d, D - 1)
+        width = x.shape[1] if self.basis is None else self.basis.shape[1]
+        self.x = x.new_ones(len(x), width + 1, dtype=dtype)
+        for rows, piece in centred(len(x)):
+            if self.basis is not None:
+                piece = piece @ self.basis
+            self.x[rows, :-1] = piece
         self.y = y.to(x.device)
         self.ridge = self.x.new_ones(self.x.shape[1])
         self.ridge[-1] = 0
@@ -253,10 +262,10 @@ class _Solver:
 
     def _inverse_diagonal(self, weights: Tensor, masks: Tensor, c: float) -> Tensor:
         """Return 1 / diagonal of the Hessian (K, 1, D) at the mean weights. It differs little between problems."""
-        diagonal = self.x.new_zeros(self.columns, self.x.shape[1])
-        for rows, decision in self._decisions(weights.mean(1, keepdim=True), self.learned):
-            p = _probabilities(decision)[:, 0]
-            diagonal += (p * (1 - p)) @ self.x[rows].square()
+        every = max(1, self.learned // SAMPLED)
+        rows = self.x[: self.learned : every]
+        p = _probabilities(weights.mean(1) @ rows.T)
+        diagonal = every * ((p * (1 - p)) @ rows.square())
         # The softmax Hessian of equal probabilities has 1 / K on all directions but (1, ..., 1), and p (1 - p) on its
         # diagonal.
         if self.columns > 1:
@@ -291,15 +300,15 @@ def row_pieces(rows: int, columns: int, device: torch.device) -> Iterator[slice]
     return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
-def _eigenvectors(x: Tensor) -> Tensor | None:
-    """Return the eigenvectors (d, D) of X^T X that span the rows. None if they are too many to save time."""
-    rows, width = x.shape
+def _eigenvectors(rows: int, width: int, pieces: Iterator[tuple[slice, Tensor]]) -> Tensor | None:
+    """Return the eigenvectors (d, D) of X^T X that span the rows of X (in pieces). None if too many to save time."""
     if min(rows, width) > ROTATED_BELOW:
         return None
     basis: Tensor
     if width <= rows:
-        basis = torch.linalg.eigh(x.T @ x)[1]
+        basis = torch.linalg.eigh(sum(piece.T @ piece for _, piece in pieces))[1]
     else:
+        x = torch.cat([piece for _, piece in pieces])
         values, vectors = torch.linalg.eigh(x @ x.T)
         kept = values > values[-1] * torch.finfo(x.dtype).eps * rows
         basis = torch.linalg.qr(x.T @ vectors[:, kept])[0]
