@@ -123,7 +123,7 @@ def test_plugins_are_listed_with_their_package_and_can_be_left_out(site, answers
     assert "(by dipole-example 0.1)" in plain[1]
     monkeypatch.setenv("DIPOLE_PLUGINS", "none")
     monkeypatch.syspath_prepend(site)
-    monkeypatch.setattr(registry, "_state", "empty")  # entry points are read again
+    monkeypatch.setattr(registry, "_loaded", False)  # entry points are read again
     given = ("list", "show decoupled", "--help", "doctor --json")
     told = [(main(command.split()), capsys.readouterr()) for command in given]
     (_, listed), (code, unknown), (_, overview), (_, doctor) = told
