@@ -477,8 +477,7 @@ def objective(text: str, dim: int | None = None) -> Composite:
             entry = registry.get(term.name)
             if entry.kind == "diagnostic":
                 others = ", ".join(each.name for each in registry.entries() if each.kind != "diagnostic")
-                said = "it measures and has no gradient. Objectives and regularizers"
-                raise SpecError(f"{entry.name!r} is a diagnostic: {said}: {others}.")
+                raise SpecError(f"{entry.name!r} is a diagnostic and has no gradient. Terms are {others}.")
             if isinstance(entry.target, type) and not issubclass(entry.target, Objective):
                 raise SpecError(f"{entry.name!r} is no subclass of dipole.Objective, so it is no term.")
             weight = entry.weight if term.weight is None else term.weight
