@@ -26,7 +26,6 @@ REFRESH = (0, 4, 10)  # iterations at which the Hessian's diagonal is computed, 
 STALLED = 60  # iterations without progress after which float32 gives up
 ROTATED_BELOW = 3000  # features above which eigenvectors cost more than the iterations that they save
 IN_CACHE, ON_DEVICE = 2**20, 2**25  # features and logits that a processor and a device work on at a time
-SAMPLED = 1024  # rows, up to twice as many, that suffice for the Hessian's diagonal
 LEAD_FROM = 4  # problems from which on the problem of their mean subset is solved first, as a start for the others
 LARGEST = 1e9  # larger features leave no digits in float32 products
 SMALLEST_SPREAD = 0.1  # smallest root mean square of the decision values that a relative tolerance refers to
@@ -262,10 +261,10 @@ class _Solver:
 
     def _inverse_diagonal(self, weights: Tensor, masks: Tensor, c: float) -> Tensor:
         """Return 1 / diagonal of the Hessian (K, 1, D) at the mean weights. It differs little between problems."""
-        every = max(1, self.learned // SAMPLED)
-        rows = self.x[: self.learned : every]
-        p = _probabilities(weights.mean(1) @ rows.T)
-        diagonal = every * ((p * (1 - p)) @ rows.square())
+        diagonal = self.x.new_zeros(self.columns, self.x.shape[1])
+        for rows, decision in self._decisions(weights.mean(1, keepdim=True), self.learned):
+            p = _probabilities(decision)[:, 0]
+            diagonal += (p * (1 - p)) @ self.x[rows].square()
         # The softmax Hessian of equal probabilities has 1 / K on all directions but (1, ..., 1), and p (1 - p) on its
         # diagonal.
         if self.columns > 1:
